@@ -15,8 +15,10 @@ from axon.commands.generate import generate
 from axon.commands.options import Adapter, Config, Json, Set
 from axon.commands.paths import RunDir, path
 from axon.commands.plan import plan
+from axon.commands.profile import profile as profile_command
 from axon.commands.report import report
 from axon.commands.serve import serve
+from axon.commands.traced import Profile, TakesProfile, steps_of
 from axon.disk import cache_folder, location
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
@@ -41,13 +43,13 @@ NewRunDir = Annotated[
 Steps = Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")]
 
 
-@app.command()
+@app.command(cls=TakesProfile)
 def train(
     config: Config,
     set_: Set = [],  # noqa: B006 - typer reads it, nothing writes it
     run_dir: NewRunDir = None,
     steps: Steps = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
+    profile: Profile = None,
     processes: Annotated[int, typer.Option(min=1, max=1024, help="Train in so many processes of this machine.")] = 1,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Of their coordinator; by default a free one.")
@@ -62,6 +64,7 @@ def train(
     """
     from axon.launch.start import start, supervises
 
+    traced = steps_of(profile)
     if run_dir is not None:
         run_dir = location(run_dir, "--run-dir")
     is_supervisor = supervises(restarts)
@@ -76,7 +79,7 @@ def train(
     tree = _tree(config, set_, run_dir)
     if is_supervisor:
         raise typer.Exit(run_with_restarts(tree, restarts))
-    run(tree, steps=steps, profile=profile, report=typer.echo)
+    run(tree, steps=steps, profile=traced, report=typer.echo)
 
 
 def _tree(config: Path, set_: list[str], run_dir: str | None) -> Any:
@@ -225,6 +228,7 @@ def compile_(
 
 
 app.command()(plan)
+app.command("profile")(profile_command)
 app.command()(generate)
 
 

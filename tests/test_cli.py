@@ -17,7 +17,7 @@ from axon.observe.metrics import read_metrics
 
 TINY = (Path(__file__).parent / "tiny.gin").read_text()
 
-COMMANDS = ("train", "tune", "eval", "show", "generate", "bench")
+COMMANDS = ("train", "tune", "eval", "show", "generate", "profile", "bench")
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +181,12 @@ MISTAKES = [
     ("AdamW.schedule", ["train", "tiny.gin", "--set", "AdamW.schedule=3"]),
     ("steps", ["train", "tiny.gin", "--steps", "-3"]),
     ("steps", ["train", "tiny.gin", "--steps", "many"]),
+    ("--profile is '14'; expected .*--profile 50:53", ["train", "tiny.gin", "--profile", "14"]),
+    ("--profile 9:7 has no steps.*--profile 7:9", ["train", "tiny.gin", "--profile", "9:7"]),
+    ("--profile 9:999: this run ends at step 600", ["train", "tiny.gin", "--profile=9:999"]),
+    ("more than Train.steps, 600", ["profile", "tiny.gin", "--steps", "599"]),
+    ("leave out --set, --steps and --to", ["profile", ".", "--steps", "2"]),
+    ("no config.gin", ["profile", "."]),
     ("NOPE", ["train", "tiny.gin", "--set", "Llama.layers=%NOPE"]),
     ("REQUIRED", ["train", "tiny.gin", "--set", "Llama.layers=%REQUIRED"]),
     ("vocab is 299, and the tokenizer has 300", ["train", "tiny.gin", "--set", "Llama.vocab=299"]),

@@ -51,13 +51,15 @@ COMPARED = 5
 
 
 class Run(NamedTuple):
-    """The content of a page: the run's name, its records, its configuration as text and its `run.json`."""
+    """The content of a page: the run's name, its records, its configuration as text, its `run.json`, and the tables of
+    its profile: title, headings, rows."""
 
     name: str
     events: Sequence[Record]
     metrics: Sequence[Record]
     config: str
     record: Mapping[str, Any]
+    profile: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = ()
 
 
 def page(run: Run, time: Goodput) -> str:
@@ -73,6 +75,7 @@ def page(run: Run, time: Goodput) -> str:
         _section("Memory, GiB", chart(_memory_lines(run.events), marks, True)),
         _other_metrics(run.metrics, marks),
         _answer_table(run.events),
+        *(_section(f"Profile: {title}", _rows(headings, rows)) for title, headings, rows in run.profile),
         _section("Events", _event_table(run.events)),
         _section("Configuration", f"<pre>{escape(run.config)}</pre>"),
         _section("Environment", _table(_flat(run.record))),
@@ -199,6 +202,16 @@ def _answer(found: Record) -> str:
     )
     style = "good" if found["scores"].get("exact") == 1 else ""
     return f'<td><b class="{style}">{escape(found["answer"].strip())}</b><small>{escape(said)}</small>'
+
+
+def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is words."""
+    head = "".join(f"<th>{escape(one)}" for one in headings)
+    cells = (
+        f"<tr><td>{escape(first)}{''.join(f'<td class=number>{escape(one)}' for one in others)}</tr>"
+        for first, *others in rows
+    )
+    return f"<table><tr>{head}</tr>{''.join(cells)}</table>"
 
 
 def _marks(events: Sequence[Record]) -> list[Mark]:

@@ -31,7 +31,7 @@ _PLUMBING = {
     "ConcatBitcast",
     "Sharding",
 }
-_VIEWS = {"bitcast", "get-tuple-element", "parameter", "tuple", "while", "call", "conditional", "optimization-barrier"}
+VIEWS = {"bitcast", "get-tuple-element", "parameter", "tuple", "while", "call", "conditional", "optimization-barrier"}
 _PALLAS = 'custom_call_target="tpu_custom_call"'
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
@@ -127,7 +127,7 @@ def largest_arrays(module: Module, count: int = 5) -> list[str]:
     """The largest arrays that a program makes, each with its bytes and the traced operation that it comes from."""
     sizes: dict[tuple[str, str], int] = {}
     for one in module.scheduled:
-        if one.instruction.opcode not in _VIEWS:
+        if one.instruction.opcode not in VIEWS:
             sizes |= _sizes(one)
     ranked = sorted(sizes.items(), key=lambda item: -item[1])[:count]
     return [f"{size / 2**30:.2f} GiB {array} {source}".rstrip() for (array, source), size in ranked]

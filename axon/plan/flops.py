@@ -5,6 +5,7 @@ not counted: next to the products it is nothing, and a count of products is what
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from jax.extend import core
 
 from axon.kernels.attention import Causal, Everything, Window
 from axon.kernels.attention.cost import pairs
+from axon.plan.scopes import scopes
+
+_WHOLE = ("pallas_call", "mpmd_map", "while", "cond")
+"""Primitives with bodies that are not counted body by body."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,20 @@ def count_equation(equation: core.JaxprEqn) -> Count:
     if name == "cond":
         return max(bodies, key=lambda count: count.flops)
     return sum(bodies, Count()) * _times(name, params)
+
+
+def flops_by_module(jaxpr: core.Jaxpr, stack: str = "") -> dict[str, int]:
+    """`count_jaxpr`, by the path of the module that each product is in: see `axon.plan.scopes`."""
+    found: Counter[str] = Counter()
+    for equation in jaxpr.eqns:
+        name, where = equation.primitive.name, f"{stack}/{equation.source_info.name_stack}"
+        bodies = () if name in _WHOLE or name in _PRODUCTS else tuple(bodies_of(equation.params))
+        if not bodies:
+            found["/".join(scopes(where))] += count_equation(equation).flops
+        for body in bodies:
+            for path, flops in flops_by_module(body, where).items():
+                found[path] += flops * _times(name, equation.params)
+    return {path: flops for path, flops in found.items() if flops}
 
 
 def _times(name: str, params: dict[str, Any]) -> int:

@@ -23,7 +23,8 @@ from axon.object_store import is_url
 
 class RunFolder:
     """`config.gin`, `metrics.jsonl`, `events.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json`,
-    `lock` and `id` of one run, and `huggingface/`: what came with the weights of a model of the hub that it began with.
+    `profile/`, `lock` and `id` of one run, and `huggingface/`: what came with the weights of a model of the hub that it
+    began with.
 
     `mirror`: the location that it is a copy of, for messages.
     """
@@ -39,6 +40,7 @@ class RunFolder:
         self.tokenizer = self.path / "tokenizer.json"
         self.plot = self.path / "loss.png"
         self.record = self.path / "run.json"
+        self.profile = self.path / "profile"
         self.lock = self.path / "lock"
         self.id = self.path / "id"
         self.companions = self.path / "huggingface"

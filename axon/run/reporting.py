@@ -11,6 +11,7 @@ from axon.observe.metrics import read_metrics
 from axon.observe.page import Run, page, seconds_text
 from axon.run.branch import parent_text
 from axon.run.folder import RunFolder
+from axon.run.profiling import profile_tables
 
 
 class RunReport:
@@ -48,4 +49,5 @@ class RunReport:
             config = self.folder.config.read_text("utf-8")
         name = self.folder.path.absolute().name
         with writing(path):
-            path.write_text(page(Run(name, self._events, self._metrics, config, record), self.time), "utf-8")
+            run = Run(name, self._events, self._metrics, config, record, profile_tables(self.folder.profile))
+            path.write_text(page(run, self.time), "utf-8")

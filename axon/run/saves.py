@@ -62,3 +62,10 @@ class Saves:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         if error is None:
             self.wait()
+
+
+class NoSaves(Saves):
+    """Of a run whose state nobody keeps."""
+
+    def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any, durable: bool = True) -> None:
+        """Saves nothing."""

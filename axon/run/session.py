@@ -32,6 +32,7 @@ from axon.run.held_out import held_out_loss
 from axon.run.init_from import InitFrom
 from axon.run.initial_values import InitialValues
 from axon.run.mirrored import copying, fetched
+from axon.run.profiling import Asked, Profiling, Steps, check_profiled, steps_to_trace
 from axon.run.references import REFERENCES, check_same_references, read_references, sources_of
 from axon.run.restore import IN_FLIGHT, check_finite, check_same_mesh, lost_in_flight, restore_state
 from axon.run.saves import Saves
@@ -52,12 +53,13 @@ HANG_LINGER_SECONDS = 5.0
 
 
 def run(
-    train: Train, *, steps: int | None = None, profile: bool = False, report: Callable[[str], None] = print
+    train: Train, *, steps: int | None = None, profile: Asked = False, report: Callable[[str], None] = print
 ) -> State:
     """A whole run: prepare the data, train or continue, evaluate, sample, save. Returns the last state.
 
-    `steps` stops earlier, without changing the schedule; `profile` records a few steps for XProf; `report` is called
-    with each line of output. Raises `UserError` for what a person has to change, `Interrupted` after saving.
+    `steps` stops earlier, without changing the schedule; `profile` traces its first steps, or those from one to
+    another, as (50, 53), into `profile/` in its folder; `report` is called with each line of output. Raises `UserError`
+    for what a person has to change, `Interrupted` after saving.
     """
     check_alike("configuration", lambda: account_of(train, steps=steps, profile=profile))
     train = with_stages_done(train, lambda stage: run(stage, report=report))
@@ -68,14 +70,14 @@ Source = InitialValues | Branch | None
 
 
 class Session:
-    """One call of `run`."""
+    """One call of `run`; `saves`: what becomes of its states."""
 
-    def __init__(self, train: Train, report: Callable[[str], None]):
-        self.train, self.folder = train, RunFolder(train.folder)
+    def __init__(self, train: Train, report: Callable[[str], None], saves: type[Saves] = Saves):
+        self.train, self.folder, self._saves = train, RunFolder(train.folder), saves
         self.first = jax.process_index() == 0
         self.report = report if self.first else _ignore
 
-    def run(self, steps: int | None, profile: bool) -> State:
+    def run(self, steps: int | None, profile: Asked) -> State:
         if jax.process_count() > 1:
             check_mesh(self.train.layout)
         self.program = program(self.train)  # raises for a layout that cannot hold the model, before any work is done
@@ -84,6 +86,7 @@ class Session:
         check_memory(self.program)
         self.program.update.claim_disk()
         until = self._last_step(steps)
+        check_profiled(profile, until)
         for line in schedule_notices(self.train.optimizer, self.train.steps):
             self.report(line)
         with ExitStack() as stack:
@@ -117,7 +120,7 @@ class Session:
                 )
             )
             mirror = stack.enter_context(copying(self.train, mirrored, self.store, self.events, self.watchdog))
-            self.saves = stack.enter_context(Saves(self.store, self.events, mirror))
+            self.saves = stack.enter_context(self._saves(self.store, self.events, mirror))
             self.store.losses.update(held_out_losses(self.folder.metrics))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))
@@ -128,8 +131,9 @@ class Session:
                 self._make_durable(state, start)
             self._leave_if_asked()
             self._resumed(start, before, here, self.journal.begin(record, start))
+            traced = steps_to_trace(profile, start, until) if self.first else None
             if start < until:
-                state = self._train(corpus, Position(state, start, tokens), until, source, profile)
+                state = self._train(corpus, Position(state, start, tokens), until, source, traced)
             else:
                 self.report(f"nothing left to train: the checkpoint is of step {start}, and the run ends at {until}")
             self._finish(corpus, state)
@@ -226,7 +230,7 @@ class Session:
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, corpus: Prepared, start: Position, until: int, source: Source, profile: bool) -> State:
+    def _train(self, corpus: Prepared, start: Position, until: int, source: Source, traced: Steps | None) -> State:
         return Training(
             self.train,
             self.program,
@@ -244,7 +248,7 @@ class Session:
             frozen=self.frozen,
             evaluate=lambda state: self._evaluate(corpus, state),
             evaluate_if_missing=lambda state: self._evaluate_if_missing(corpus, state),
-            profile=self.folder.path / "profile" if profile and self.first else None,
+            profiling=Profiling(self.folder.profile, traced, self.program, self.report),
         )(start, until)
 
     def _resumed(self, start: int, before: Record | None, here: Record, dropped: Sequence[Record]) -> None:
@@ -305,7 +309,8 @@ class Session:
         self.journal.plot(self.program.evaluator.unit)
         self.saves.wait()
         self.report(f"loss curve: {self.folder.plot}")
-        self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
+        if self.store.latest() is not None:
+            self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
 
 
 def _ignore(line: str) -> None:

@@ -2,12 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-import jax
 
 from axon.checkpoint import RunStore
 from axon.config import dump
@@ -22,6 +18,7 @@ from axon.observe.mfu import FORMULA, mfu, peak
 from axon.observe.record import memory_use
 from axon.plan.out_of_memory import check_step
 from axon.run.branch import PARENT
+from axon.run.profiling import Profiling
 from axon.run.references import REFERENCES
 from axon.run.restore import IN_FLIGHT
 from axon.run.saves import Saves
@@ -32,7 +29,6 @@ from axon.train.replay import Differing, Replay
 from axon.train.state import State
 from axon.train.step import Program
 
-PROFILED_STEPS = 5
 MONITOR, FEED = "faults", "feed"
 """Names in `extra` of what a checkpoint keeps of faults before it, and for the feed."""
 
@@ -70,7 +66,7 @@ class Training:
     begin: Callable[[], Position]
     evaluate: Callable[[State], None]
     evaluate_if_missing: Callable[[State], None]
-    profile: Path | None = None
+    profiling: Profiling
     parent: Mapping[str, Any] | None = None
     frozen: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,6 +102,7 @@ class Training:
             execute = compile_interruptibly(lowered.compile, self.interrupts)
             self.events.record("compile_end", seconds=_since(began))
             check_step(self.program, execute)
+            self.profiling.begin(execute)
         return self.program.executed(execute)
 
     def _monitor(self, step: int) -> Monitor:
@@ -134,7 +131,7 @@ class Training:
             program.references,
             self.report,
         )
-        with self.corpus.feed(context) as feed:
+        with self.corpus.feed(context) as feed, self.profiling:
             loop = Loop(
                 program,
                 replay.execute,
@@ -150,8 +147,7 @@ class Training:
             )
             state, step = start.state, start.step
             for end in self._segments(step, until):
-                profiled = self.profile if step == start.step else None
-                with self._profiled(step, end) if profiled else nullcontext():
+                with self.profiling.during(step, end):
                     state, step = self._segment(loop, state, step, end)
                 self._save(Position(state, step, loop.tokens), until, monitor, feed)
                 self.stop.check()
@@ -173,19 +169,12 @@ class Training:
         """The number of the batch that step `step` + 1 finishes."""
         return numbered_without(step - bool(self.program.in_flight), left_out)
 
-    @contextmanager
-    def _profiled(self, start: int, end: int) -> Iterator[None]:
-        """Record a profile of the body for XProf."""
-        with jax.profiler.trace(str(self.profile)):
-            yield
-        self.report(f"profile of steps {start + 1} to {end}: {self.profile}")
-
     def _segments(self, start: int, until: int) -> Iterator[int]:
         """The steps after which anything besides training is due, the last one included."""
-        checkpoints, profiled = self.train.checkpoints, start + PROFILED_STEPS if self.profile else None
+        checkpoints, profiled = self.train.checkpoints, self.profiling.borders
         for step in range(start + 1, until + 1):
             saved = checkpoints.due(step) or checkpoints.due_locally(step)
-            if step in (until, profiled) or saved or self._evaluation_due(step):
+            if step == until or step in profiled or saved or self._evaluation_due(step):
                 yield step
 
     def _evaluation_due(self, step: int) -> bool:

@@ -22,7 +22,7 @@ from axon.show.planning import PLANNED, Plans, own_values
 def print_plans(found: Plans) -> None:
     """A table of the plans, what the best one's memory and step are made of, and why the others lost."""
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    table = _table(
+    table = empty_table(
         f"{found.question.config} on {found.target.name}, {found.target.devices} devices", "plan", *_HEADINGS
     )
     for number, plan in enumerate(found.plans, 1):
@@ -70,7 +70,7 @@ def _remat(remat: Any) -> str:
 
 
 def _memory(plan: Plan) -> Table:
-    table = _table("memory of a device of plan 1", "part", "GiB")
+    table = empty_table("memory of a device of plan 1", "part", "GiB")
     for name, size in plan.memory.parts.items():
         table.add_row(name, f"{size / GIB:.2f}")
     table.add_row("total", f"{plan.memory.gib:.2f}")
@@ -80,7 +80,7 @@ def _memory(plan: Plan) -> Table:
 def _compiled(found: Plans) -> Table:
     """What the compiler says of each plan, beside what was predicted."""
     headings = ("plan", "GiB predicted", "GiB", "error", "step s", "Mcycles", "GB sent", "asynchronous")
-    table = _table("as compiled", *headings)
+    table = empty_table("as compiled", *headings)
     for number, plan in enumerate(found.plans, 1):
         if report := plan.compiled:
             sent, total = sum(one.sent for one in report.collectives), report.memory["total"]
@@ -94,7 +94,7 @@ def _compiled(found: Plans) -> Table:
 
 
 def _step(plan: Plan) -> Table:
-    table = _table("a step of plan 1", "part", "mesh axes", "seconds", "meanwhile work runs", "longer by", "share")
+    table = empty_table("a step of plan 1", "part", "mesh axes", "seconds", "meanwhile work runs", "longer by", "share")
     for line in sorted(plan.seconds.lines, key=lambda line: -line.exposed):
         table.add_row(*_cells(line, plan.seconds.total))
     return table
@@ -109,7 +109,8 @@ def _cells(line: Line, total: float) -> Iterator[str]:
     yield f"{line.exposed / total:.1%}"
 
 
-def _table(title: str, *headings: str) -> Table:
+def empty_table(title: str, *headings: str) -> Table:
+    """A table without rows, whose columns but words are aligned at their ends."""
     table = Table(title=title, title_justify="left", box=None)
     for number, heading in enumerate(headings):
         table.add_column(

@@ -106,16 +106,16 @@ def planner_of(question: Question) -> tuple[Train, Planner]:
     """The run, and the search for its plans. Raises as `plan_config`."""
     target = question.target
     tree: Train = load(question.config, [*question.overrides, *question.pins]).tree
-    _check_predicted(tree, target)
+    check_predicted(tree, target)
     bandwidths = question.links and Bandwidths.read(question.links, target)
-    pinned, base = _pins(tree, question.pins), _alone(tree, target)
-    policies = [_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
+    pinned, base = _pins(tree, question.pins), alone(tree, target)
+    policies = [one_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
     space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned, matrices_of(work))
     return tree, Planner(space, work, _acceptance(tree, target), bandwidths)
 
 
-def _check_predicted(tree: Train, target: Target) -> None:
+def check_predicted(tree: Train, target: Target) -> None:
     """Raise `UserError` for a run that the target cannot carry out, or whose steps are not predicted."""
     if (recipe := tree.precision.recipe) is not None:
         recipe.check_chip(target.chip, target.chip.name)
@@ -134,12 +134,12 @@ def _check_predicted(tree: Train, target: Target) -> None:
 def resized(planner: Planner, tree: Train, target: Target, batch: int) -> Planner:
     """The search for the same run on another machine of such chips, with another number of sequences in a step."""
     tree = replace(tree, data=replace(tree.data, batch=batch))
-    base = _alone(tree, target)
+    base = alone(tree, target)
     space, work = replace(planner.space, program=base, target=target), replace(planner.work, program=base)
     return replace(planner, space=space, work=work, accept=_acceptance(tree, target))
 
 
-def _alone(tree: Train, target: Target) -> Program:
+def alone(tree: Train, target: Target) -> Program:
     """The program on one described device, whose layout has the config's own fields that no plan says."""
     others = {field.name: value for field, value in own_values(tree.layout) if field.name not in PLANNED}
     start = Layout(mesh={"data": 1}, **others).with_axes_of(tree.layout)
@@ -160,7 +160,7 @@ def _acceptance(tree: Train, target: Target) -> Acceptance:
     return accept
 
 
-def _policy(remat: RematByKind) -> Remat:
+def one_policy(remat: RematByKind) -> Remat:
     """A pinned policy. Raises `UserError` for one by name of activation or by kind of block, which is not predicted."""
     if not isinstance(remat, str | tuple):
         raise UserError(

@@ -18,7 +18,7 @@ from axon.train.step import Program, State
 
 Record = dict[str, Any]
 
-BATCH, DISPATCH, READ = "waiting for batches", "dispatching steps", "reading metrics"
+BATCH, DISPATCH, READ = "waiting for batches", "dispatching steps", "waiting for metrics"
 HOST_SPANS = (BATCH, DISPATCH, READ)
 """What the host does in a step, as a trace has it."""
 

@@ -11,6 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import axon.run
+import axon.run.profiled
 from axon.cli import app
 from axon.errors import UserError
 
@@ -41,6 +42,7 @@ def test_a_value_that_is_none_is_refused_by_the_options_name(line, option, tmp_p
     shutil.copy(Path(__file__).parents[1] / "tiny.gin", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(axon.run, "run", lambda *_, **__: None)
+    monkeypatch.setattr(axon.run.profiled, "profiled", lambda *_: tmp_path)
     kind, name = option.type_descriptor.annotation, option.opts[0].removeprefix("--").replace("-", "[-_ ]")
     wrong = ["nonsense"] if get_args(kind) and kind != list[str] else [*WRONG[str if kind == list[str] else kind]]
     for value in wrong + ([] if option.min is None else [str(option.min - 1)]):

@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec
 
-from axon.plan.flops import Count, count_flops
+from axon.plan.flops import Count, count_flops, flops_by_module
 
 
 def sizes(n: int) -> list[int]:
@@ -37,6 +37,25 @@ def test_a_scan_counts_its_body_times_its_length():
     m, length = sizes(2)
     scanned = lambda x, w: lax.scan(lambda c, w: (c @ w, None), x, w)[0]  # noqa: E731
     assert count_flops(jax.jit(scanned), of(m, m), of(length, m, m)).flops == length * 2 * m**3
+
+
+def test_modules_have_what_is_counted_in_their_scopes_in_loops_and_remat_too():
+    m, length = sizes(2)
+
+    def layer(x, w):
+        with jax.named_scope("inner"):
+            x = jnp.tanh(x @ w)
+        return x, None
+
+    @jax.named_scope("outer")
+    def loss(ws, x):
+        return jnp.sum(lax.scan(jax.checkpoint(layer), x, ws)[0] @ x)
+
+    traced = jax.make_jaxpr(jax.grad(loss))(of(length, m, m), of(m, m)).jaxpr
+    found = flops_by_module(traced)
+    assert found.keys() == {"outer", "outer/inner"}
+    assert sum(found.values()) == count_flops(jax.grad(loss), of(length, m, m), of(m, m)).flops
+    assert found["outer/inner"] >= 4 * length * 2 * m**3 - 2 * m**3
 
 
 def test_remat_counts_what_is_computed_again():

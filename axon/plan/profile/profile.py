@@ -7,7 +7,8 @@ from pathlib import Path
 
 from axon.errors import UserError
 from axon.plan.hlo import Module
-from axon.plan.profile.roles import OTHER, Role, Roles
+from axon.plan.live import live_at_peak
+from axon.plan.profile.roles import OTHER, UNNAMED, Role, Roles
 from axon.plan.profile.shares import Interval, exclusive
 from axon.plan.profile.trace import NANO, Event, read_trace
 
@@ -38,7 +39,8 @@ class StepProfile:
     Args:
         rows: the operations, the longest first. seconds: of a step, from the first operation of the traced steps to the
             end of the last, ÷ their number; `idle` are those in which a device does nothing. mesh: axis → size. host:
-            what the loop around the steps does meanwhile, by `axon.train.loop.HOST_SPANS` → seconds of a step.
+            what the loop around the steps does meanwhile, by `axon.train.loop.HOST_SPANS` → seconds of a step. held:
+            module → bytes of its arrays when a device holds most: see `axon.plan.live`.
     """
 
     steps: int
@@ -48,6 +50,7 @@ class StepProfile:
     seconds: float
     idle: float
     host: Mapping[str, float]
+    held: Mapping[str, int]
 
     @classmethod
     def read(cls, folder: Path, text: str, steps: int, mesh: Mapping[str, int]) -> "StepProfile":
@@ -71,7 +74,8 @@ class StepProfile:
         rows = _rows(by_device, roles, named, NANO / steps / count)
         total = (end - begin) * NANO / steps
         host = {name: seconds / steps for name, seconds in trace.host.items()}
-        return cls(steps, count, mesh, rows, total, total - sum(row.seconds for row in rows), host)
+        idle = total - sum(row.seconds for row in rows)
+        return cls(steps, count, mesh, rows, total, idle, host, _held(program, roles))
 
     def by(self, key: Callable[[Row], str]) -> dict[str, float]:
         """Seconds by what `key` says of each operation, the longest first."""
@@ -79,6 +83,14 @@ class StepProfile:
         for row in self.rows:
             found[key(row)] += row.seconds
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _held(program: Module, roles: Roles) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for name, size in live_at_peak(program).items():
+        role = roles.of(name)
+        found[role.module if role else UNNAMED] += size
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _rows(by_device: Mapping[int, list[Event]], roles: Roles, named: str, scale: float) -> tuple[Row, ...]:

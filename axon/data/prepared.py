@@ -30,8 +30,11 @@ class Question:
 class NoRewards:
     """The base of data that learns from no rewards."""
 
+    def runner(self, report: Callable[[str], None] = print) -> Any:
+        return None
+
     def rewards_of(
-        self, questions: Sequence[Question], answers: Sequence[Any], report: Callable[[str], None] = print
+        self, questions: Sequence[Question], episodes: Sequence[Any], report: Callable[[str], None] = print
     ) -> Mapping[str, np.ndarray]:
         return {}
 
@@ -77,10 +80,15 @@ class Prepared(Protocol):
         """The first `count` held-out questions that have a right answer, always the same; none where there are none."""
         ...
 
+    def runner(self, report: Callable[[str], None] = print) -> Any:
+        """The `axon.tune.episode_runner.EpisodeRunner` of an environment that speaks between several answers to a
+        question; None where an answer is all."""
+        ...
+
     def rewards_of(
-        self, questions: Sequence[Question], answers: Sequence[Any], report: Callable[[str], None] = print
+        self, questions: Sequence[Question], episodes: Sequence[Any], report: Callable[[str], None] = print
     ) -> Mapping[str, np.ndarray]:
-        """What rewards say of answers, each an `axon.serve.offline.Answer` to one of the questions: their sum under
+        """What rewards say of what follows questions, for each an `axon.tune.episodes.Episode`: their sum under
         `reward`, and each; NaN where one failed. Empty where nothing is learned from rewards."""
         ...
 

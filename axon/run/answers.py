@@ -11,11 +11,15 @@ from axon.data.prepared import Question
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.run.tree import Train
-from axon.serve.offline import Answer, capacity_for
+from axon.serve.offline import capacity_for
 from axon.serve.request import Request, Sampling
 from axon.train.state import State
 from axon.train.step import Program
+from axon.tune.episode_runner import EpisodeRunner, Start
+from axon.tune.episodes import Episode
 from axon.tune.policy_engine import PolicyEngine
+from axon.tune.policy_sampler import played
+from axon.tune.prompts import Prompt, of_question
 from axon.tune.rewards import without_failed
 
 SHOWN = 12
@@ -44,16 +48,34 @@ class Answers:
     ):
         assert data.tokenizer is not None
         self._data, self._questions, self._report, self._tokenizer = data, questions, report, data.tokenizer
-        self._requests = [Request(one.prompt, Sampling(tokens=len(one.answer), temperature=0.0)) for one in questions]
-        capacity = capacity_for(program.module, self._requests)
-        self._engine = PolicyEngine(program.runtime, None, data.tokenizer, capacity)
+        self._runner: EpisodeRunner | None = data.runner(report)
+        self._starts = [_start(of_question(one, data.tokenizer), len(one.answer), self._runner) for one in questions]
+        requests = [_longest(start, self._runner) for start in self._starts]
+        self._engine = PolicyEngine(program.runtime, None, data.tokenizer, capacity_for(program.module, requests))
 
     def __call__(self, state: State) -> "Answered":
         """What the state's model answers, by the greedy choice of each token."""
-        found = self._engine.answers(state, self._requests)
-        exact = [answer.ids == one.answer for answer, one in zip(found, self._questions, strict=True)]
-        rewards = self._data.rewards_of(self._questions, found, self._report)
-        return Answered(self._questions, found, self._tokenizer, {"exact": np.array(exact, float), **rewards})
+        questions, episodes = self._questions, played(self._engine, self._runner, state, self._starts)
+        exact = [_last(episode) == one.answer for episode, one in zip(episodes, questions, strict=True)]
+        rewards = self._data.rewards_of(questions, episodes, self._report)
+        turns = {} if self._runner is None else {"turns": np.array([len(one.turns) for one in episodes], float)}
+        return Answered(questions, episodes, self._tokenizer, {"exact": np.array(exact, float), **rewards, **turns})
+
+
+def _start(prompt: Prompt, tokens: int, runner: EpisodeRunner | None) -> Start:
+    """The greedy choice of each token, in a single answer of so many."""
+    return Start(prompt, lambda turn: Sampling(tokens, temperature=0.0)) if runner is None else runner.greedy(prompt)
+
+
+def _longest(start: Start, runner: EpisodeRunner | None) -> Request:
+    """The longest request that an episode comes to."""
+    ids = start.prompt.ids
+    return Request(ids, start.sampling(0)) if runner is None else runner.longest(ids)
+
+
+def _last(episode: Episode) -> tuple[int, ...]:
+    """The ids of the last answer; none where the environment failed."""
+    return () if episode.error is not None else episode.turns[-1].answer.ids
 
 
 @dataclass(frozen=True)
@@ -62,12 +84,13 @@ class Answered:
 
     Args:
         tokenizer: of both.
-        scores: `exact`, whether an answer is the right one, token by token; and what each reward says of it: a number
-            for each, NaN where one failed.
+        scores: `exact`, whether an answer, of an episode the last, is the right one, token by token; what each reward
+            says of it: a number for each, NaN where one failed; and, with an environment, `turns`, the answers in an
+            episode.
     """
 
     questions: Sequence[Question]
-    answers: Sequence[Answer]
+    episodes: Sequence[Episode]
     tokenizer: Tokenizer
     scores: Mapping[str, np.ndarray]
 
@@ -81,8 +104,8 @@ class Answered:
             {
                 "question": self.tokenizer.visible(question.prompt),
                 "expected": self.tokenizer.visible(question.answer),
-                "answer": answer.text,
+                "answer": episode.text,
                 "scores": {name: float(values[row]) for name, values in self.scores.items()},
             }
-            for row, (question, answer) in enumerate(zip(self.questions[:SHOWN], self.answers, strict=False))
+            for row, (question, episode) in enumerate(zip(self.questions[:SHOWN], self.episodes, strict=False))
         ]

@@ -48,7 +48,8 @@ class Evaluation:
 
     `answers`: so many held-out questions of chats are answered too, greedily by the engine; `eval_exact` is the share
     of answers that are the right one, token by token, end included, and `eval_reward`, where a run learns from rewards,
-    their mean. The first are on the page of `axon report`. None: none. `at_start`: also before the first step.
+    their mean. With an environment they are episodes, of which the last answer counts. The first are on the page of
+    `axon report`. None: none. `at_start`: also before the first step.
     """
 
     every: int = 200

@@ -39,12 +39,14 @@ class EpisodeRunner:
     """Plays episodes of an environment by an engine.
 
     Args:
+        sampling: how an answer is drawn, where a start says nothing else.
         encode: the ids of what the environment says and of what opens the next answer.
         turns: answers in an episode, at most. positions: its tokens, at most, the prompt's included.
         limit: seconds for each call of the environment. report: called with a line where it failed in some episodes.
     """
 
     environment: Environment
+    sampling: Sampling
     encode: Callable[[str], Sequence[int]]
     turns: int
     positions: int
@@ -64,6 +66,14 @@ class EpisodeRunner:
                 f"episodes, which are not trained on: after {start.prompt.where}: {type(error).__name__}: {error}"
             )
         return episodes
+
+    def greedy(self, prompt: Prompt) -> Start:
+        """An episode in which each token is the most likely one."""
+        return Start(prompt, lambda turn: replace(self.sampling, temperature=0.0))
+
+    def longest(self, ids: tuple[int, ...]) -> Request:
+        """The longest request that an episode after the prompt `ids` may come to."""
+        return Request(ids, replace(self.sampling, tokens=self.positions - len(ids)))
 
     def _play(self, engine: Engine | Replicas, start: Start, ask: Ask) -> Episode:
         turns: list[Turn] = []

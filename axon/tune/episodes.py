@@ -57,6 +57,11 @@ class Episode:
         """Those of the tokens that the model sampled."""
         return [one for turn in self.turns for one in turn.answer.logprobs]
 
+    @property
+    def text(self) -> str:
+        """What model and environment have said, one after the other."""
+        return "\n".join(text for turn in self.turns for text in (turn.answer.text, turn.said) if text)
+
     def as_sampled(self, prompt: Prompt) -> Sampled:
         """The episode as rewards are given it."""
         texts = [text for turn in self.turns for text in (turn.answer.text, turn.said)]

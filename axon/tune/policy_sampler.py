@@ -12,7 +12,7 @@ from axon.tune.episode_runner import EpisodeRunner, Start
 from axon.tune.episodes import Episode
 from axon.tune.policy_engine import PolicyEngine, checked
 from axon.tune.prompts import Prompt
-from axon.tune.rewards import Judge
+from axon.tune.rewards import Judge, Scores
 from axon.tune.rollout import ENVIRONMENT, Rollout
 
 
@@ -44,20 +44,11 @@ class PolicySampler:
             for row, prompt in enumerate(prompts, first)
             for choice in range(self._samples)
         ]
-        return partial(self._rewarded, prompts, starts, self._episodes(state, starts))
+        return partial(self._rewarded, prompts, starts, played(self._engine, self._runner, state, starts))
 
     def _rewarded(self, prompts: Sequence[Prompt], starts: Sequence[Start], episodes: Sequence[Episode]) -> Rollout:
-        rewards = np.array([episode.reward for episode in episodes])
-        known = {} if self._runner is None else {ENVIRONMENT: rewards}
-        pairs = zip(episodes, starts, strict=True)
-        scores = self._judge([episode.as_sampled(start.prompt) for episode, start in pairs], known)
-        return Rollout(prompts, episodes, scores)
-
-    def _episodes(self, state: State, starts: Sequence[Start]) -> list[Episode]:
-        if self._runner is not None:
-            return self._runner(self._engine.engine(state), starts, partial(checked, state=state))
-        requests = [Request(start.prompt.ids, start.sampling(0)) for start in starts]
-        return [Episode.of_answer(answer) for answer in self._engine.answers(state, requests)]
+        asked = [start.prompt for start in starts]
+        return Rollout(prompts, episodes, scored(self._judge, asked, episodes, self._runner is not None))
 
     def sampling_of(self, number: int, row: int, choice: int, turn: int) -> Sampling:
         """How turn `turn` of an answer to the prompt in `row` of batch `number` is drawn: all have noise of their
@@ -70,3 +61,17 @@ class PolicySampler:
         """Give the engine's pages and the rewards' thread back."""
         self._engine.close()
         self._judge.close()
+
+
+def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, starts: Sequence[Start]) -> list[Episode]:
+    """The episode of each start by the state's weights; without a runner a single answer."""
+    if runner is not None:
+        return runner(engine.engine(state), starts, partial(checked, state=state))
+    requests = [Request(start.prompt.ids, start.sampling(0)) for start in starts]
+    return [Episode.of_answer(answer) for answer in engine.answers(state, requests)]
+
+
+def scored(judge: Judge, prompts: Sequence[Prompt], episodes: Sequence[Episode], has_environment: bool) -> Scores:
+    """What the judge says of an episode of each prompt, and, with an environment, what this says."""
+    known = {ENVIRONMENT: np.array([episode.reward for episode in episodes])} if has_environment else {}
+    return judge([episode.as_sampled(prompt) for prompt, episode in zip(prompts, episodes, strict=True)], known)

@@ -137,8 +137,9 @@ class Scores:
 
     @property
     def named(self) -> dict[str, np.ndarray]:
-        """The sums under `reward`, and what each reward says under `reward_NAME`."""
-        return {"reward": self.total} | {f"reward_{name}": values for name, values in self.each.items()}
+        """The sums under `reward`, and what each reward says under `reward_NAME`; nothing where there are none."""
+        total = {"reward": self.total} if self.each else {}
+        return total | {f"reward_{name}": values for name, values in self.each.items()}
 
     def __add__(self, other: "Scores") -> "Scores":
         each = {name: np.concatenate((values, other.each[name])) for name, values in self.each.items()}
@@ -176,7 +177,7 @@ class Judge:
         asked = {name: partial(self._asked, name, reward, answers, there) for name, reward in self._rewards.items()}
         each = {**known, **{name: np.array(from_process_0("rewards", ask), float) for name, ask in asked.items()}}
         weighted = [self._weights.get(name, 1.0) * values for name, values in each.items()]
-        return Scores(each, np.sum(weighted, axis=0))
+        return Scores(each, np.sum([np.zeros(len(answers)), *weighted], axis=0))
 
     def close(self) -> None:
         """End the thread."""
@@ -253,11 +254,15 @@ def _work(calls: Queue[Any], limit: float) -> None:
 
 
 def check_rewards(
-    rewards: Mapping[str, RewardFunction], weights: Mapping[str, float], field: str, known: Sequence[str] = ()
+    rewards: Mapping[str, RewardFunction],
+    weights: Mapping[str, float],
+    field: str,
+    known: Sequence[str] = (),
+    needed: bool = True,
 ) -> None:
     """Raise `UserError` for a reward that cannot be called with an answer or has a name of `known`, those that are
-    there besides, and for a weight of none. `field`: their name."""
-    if not rewards and not known:
+    there besides, for a weight of none, and where one is `needed` and none there. `field`: their name."""
+    if needed and not rewards and not known:
         raise UserError(f"{field} is empty: give at least one, as {{'exact': @ExactMatch()}}")
     for name, reward in rewards.items():
         try:
@@ -270,7 +275,8 @@ def check_rewards(
     if taken := sorted(rewards.keys() & {*known}):
         raise UserError(f"{field}[{taken[0]!r}] has the name of another reward; rename it")
     if unknown := sorted(weights.keys() - rewards.keys() - {*known}):
-        raise UserError(f"the weights of {field} name {unknown[0]!r}; expected of {', '.join([*known, *rewards])}")
+        names = ", ".join([*known, *rewards]) or "none"
+        raise UserError(f"the weights of {field} name {unknown[0]!r}; expected of {names}")
 
 
 def place_of(reward: RewardFunction) -> str:

@@ -65,11 +65,12 @@ class Rollout:
         means = {name: float(np.mean(values)) for name, values in real.items()}
         spreads = {f"{name}_std": float(np.std(values)) for name, values in real.items()}
         own = metrics_of(self.episodes) if ENVIRONMENT in self.scores.each else {}
+        if self.scores.each:
+            own["reward_failed"] = float(np.sum(np.isnan(self.scores.total)))
+            own["rollout_uniform"] = float(np.mean(self.uniform))
         return {
             **means,
             **spreads,
             **own,
-            "reward_failed": float(np.sum(np.isnan(self.scores.total))),
-            "rollout_uniform": float(np.mean(self.uniform)),
             "rollout_tokens": float(np.mean([np.sum(one.sampled) for one in self.episodes])),
         }

@@ -24,7 +24,7 @@ from axon.model_config import vocab_of
 from axon.nn import LanguageModel
 from axon.runtime import Runtime
 from axon.serve.chat import Chat
-from axon.serve.offline import Answer, capacity_for
+from axon.serve.offline import capacity_for
 from axon.serve.request import Request, Sampling, check_ids
 from axon.train.evaluate import Evaluator
 from axon.tune.chats import Chats
@@ -33,7 +33,7 @@ from axon.tune.episode_runner import EpisodeRunner
 from axon.tune.episodes import Episode
 from axon.tune.estimator import Estimator
 from axon.tune.policy_engine import PolicyEngine
-from axon.tune.policy_sampler import PolicySampler
+from axon.tune.policy_sampler import PolicySampler, scored
 from axon.tune.prompts import Prompt, PromptOrder, of_chats, of_question, of_sources
 from axon.tune.rewards import Judge, RewardFunction, check_rewards
 from axon.tune.rollout import ENVIRONMENT
@@ -94,9 +94,11 @@ class Rollouts(FeedConfig):
         check_range(self, "(0, 1e6]", "limit")
         if self.environment is not None:
             check_environment(self.environment, "Rollouts.environment")
-        check_rewards(self.rewards, self.weights, "Rollouts.rewards", (ENVIRONMENT,) if self.environment else ())
         self._check_prompts()
         self.selection.check(self.samples)
+        known = (ENVIRONMENT,) if self.environment else ()
+        needed = self.redraws > 0 or self.selection.needs_rewards(self.samples)
+        check_rewards(self.rewards, self.weights, "Rollouts.rewards", known, needed)
         if self.data.batch % self.of_prompt:
             batch, selection = f"{type(self.data).__name__}.batch", type(self.selection).__name__
             divisible = math.ceil(self.data.batch / self.of_prompt) * self.of_prompt
@@ -209,17 +211,15 @@ class PreparedRollouts(FedCorpus):
     def feed(self, context: FeedContext) -> RolloutFeed:
         config, runtime, shape = self.config, context.runtime, (self.config.batch, self.config.data.seq)
         sampling = replace(config.sampling, logprobs=0) if config.selection.logprobs else config.sampling
-        judge, runner = config.judge(context.report), self._runner(context.report)
-        sampler = PolicySampler(self._engine(runtime), judge, runner, sampling, config.samples, context.seed)
+        judge, runner = config.judge(context.report), self.runner(context.report)
+        sampler = PolicySampler(self._engine(runtime, runner), judge, runner, sampling, config.samples, context.seed)
         estimator = Estimator(Evaluator(runtime, context.objective, *shape, context.references))
         parts = self.order(context.seed), sampler, config.selection, estimator
         return RolloutFeed(context, *parts, config.redraws, config.staleness)
 
-    def _engine(self, runtime: Runtime) -> PolicyEngine:
-        config, longest = self.config, max(self.prompts, key=lambda prompt: len(prompt.ids))
-        alone = config.environment is None
-        tokens = config.sampling.tokens if alone else config.positions - len(longest.ids)
-        request = Request(longest.ids, replace(config.sampling, tokens=tokens))
+    def _engine(self, runtime: Runtime, runner: EpisodeRunner | None) -> PolicyEngine:
+        config, ids = self.config, max((prompt.ids for prompt in self.prompts), key=len)
+        request = Request(ids, config.sampling) if runner is None else runner.longest(ids)
         most = [request] * (config.batch // config.of_prompt * config.samples)
         return PolicyEngine(runtime, config.layout, self.tokenizer, capacity_for(runtime.module, most))
 
@@ -227,27 +227,24 @@ class PreparedRollouts(FedCorpus):
         return self.config.selection.held_out(super().held_out(batches, sequences))
 
     def rewards_of(
-        self, questions: Sequence[Question], answers: Sequence[Answer], report: Callable[[str], None] = print
+        self, questions: Sequence[Question], episodes: Sequence[Episode], report: Callable[[str], None] = print
     ) -> Mapping[str, np.ndarray]:
-        if self.config.environment is not None:
-            return {}  # rewards of single answers are not those of episodes
-        pairs = zip(questions, answers, strict=True)
-        sampled = [Episode.of_answer(answer).as_sampled(of_question(one, self.tokenizer)) for one, answer in pairs]
+        prompts = [of_question(question, self.tokenizer) for question in questions]
         with closing(self.config.judge(report)) as judge:
-            return judge(sampled).named
+            return scored(judge, prompts, episodes, self.config.environment is not None).named
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
         ids = hashlib.blake2b(repr([prompt.ids for prompt in self.prompts]).encode(), digest_size=8)
         return identity | {"digests": [*identity["digests"], ids.hexdigest()]}
 
-    def _runner(self, report: Callable[[str], None]) -> EpisodeRunner | None:
-        """What plays the episodes of the environment, where there is one."""
+    def runner(self, report: Callable[[str], None] = print) -> EpisodeRunner | None:
         config = self.config
         if config.environment is None:
             return None
         encode = self._encoder(config.environment.role)
-        return EpisodeRunner(config.environment, encode, config.turns, config.positions, config.limit, report)
+        limits = config.turns, config.positions, config.limit
+        return EpisodeRunner(config.environment, config.sampling, encode, *limits, report)
 
     def _encoder(self, role: str) -> Callable[[str], Sequence[int]]:
         """What an environment says → its ids, with those that open the next answer."""

@@ -50,6 +50,10 @@ class Selection(ABC):
         """Raise `UserError` for too few answers to a prompt."""
         return
 
+    def needs_rewards(self, samples: int) -> bool:
+        """Whether it depends on the rewards of so many answers to a prompt what is trained on, or how."""
+        return True
+
     def rows(self, rollout: Rollout, groups: np.ndarray) -> list[Row]:
         """What is in each sequence of a batch of the prompts `groups`, as numbers of the rollout's answers."""
         samples = rollout.rewards.shape[1]
@@ -110,7 +114,8 @@ class AllAnswers(Selection):
 @dataclass(frozen=True)
 class BestAnswers(Selection):
     """The best answers to each prompt, as text: expert iteration (Anthony et al., arXiv:1705.08439), as
-    rejection-sampling fine-tuning (ReST, arXiv:2308.08998) in every step.
+    rejection-sampling fine-tuning (ReST, arXiv:2308.08998) in every step. Where these are all of them no reward is
+    needed, as for `Distillation` of what the model itself samples (Agarwal et al., arXiv:2306.13649).
 
     Args:
         count: of them, at most. above: only those whose reward is larger than this.
@@ -131,6 +136,9 @@ class BestAnswers(Selection):
                 f"BestAnswers.count is {self.count}, and Rollouts.samples {samples}: no more can be kept than there "
                 f"are. Set Rollouts.samples to at least {self.count}"
             )
+
+    def needs_rewards(self, samples: int) -> bool:
+        return self.count < samples or self.above > -math.inf
 
     def places(self, rewards: np.ndarray) -> list[Row]:
         ranked = _ranked(rewards, np.flatnonzero(rewards > self.above))[: self.count]

@@ -13,7 +13,8 @@ from axon.data import Bpe, FeedContext
 from axon.errors import UserError
 from axon.layout import Execution
 from axon.run import program
-from axon.serve import Sampling
+from axon.run.answers import Answers
+from axon.serve import Finish, Request, Sampling
 from axon.serve.chat import Chat
 from axon.serve.step import SAME_SUMS
 from axon.train.policy_gradient import GRPO
@@ -135,13 +136,20 @@ def test_rewards_see_the_turns_and_are_weighted_with_the_environments(made, play
         assert one.ended == (len(one.turns) == 5 and one.ids[-1] in SAMPLING.stop_ids)
 
 
-def test_an_episode_continues_a_chat_as_its_template_writes_it(tiny, few, begun, rng):
-    """Of the questions of chats: an answer, what a tool says, and the prompt that opens the next answer."""
+@pytest.fixture(scope="module")
+def chatting(tiny, few, caches):
+    """A run that learns from episodes about the questions of chats, and its program."""
     sampling = replace(SAMPLING, stop_ids=tuple(range(0, 257, 2)))
-    chats = Chats(seq=64, batch=8, sources=(Addition(count=40, largest=9),), tokenizer=Bpe(257), threads=0)
-    data = Rollouts(chats, environment=Counting(role="tool"), samples=2, sampling=sampling)
+    sums = (Addition(count=80, largest=9),)
+    chats = Chats(seq=64, batch=8, sources=sums, tokenizer=Bpe(257), held_out=0.3, threads=0)
+    data = Rollouts(chats, environment=Counting(role="tool"), turns=2, samples=2, sampling=sampling)
     with few(1):
-        made = program(replace(tiny, data=data, objective=GRPO()))
+        return data, program(replace(tiny, data=data, objective=GRPO()))
+
+
+def test_an_episode_continues_a_chat_as_its_template_writes_it(chatting, begun, rng):
+    """Of the questions of chats: an answer, what a tool says, and the prompt that opens the next answer."""
+    data, made = chatting
     prepared = data.prepare(str)
     batch, metrics, _ = drawn(made, data, begun(made, rng))
     said = Chat.of(None, prepared.tokenizer).reply([{"role": "tool", "content": "=1."}])
@@ -153,6 +161,31 @@ def test_an_episode_continues_a_chat_as_its_template_writes_it(tiny, few, begun,
         end = first + int(np.argmin(learned[first:]))
         if learned[end:].any():
             assert batch["targets"][row][end : end + len(said)].tolist() == said
+
+
+def test_evaluation_plays_episodes_of_held_out_questions_by_greedy_choices(chatting, begun, rng):
+    """Turn by turn as by requests of its own; right where the last answer is the right one."""
+    data, made = chatting
+    prepared, state = data.prepare(str), begun(made, rng)
+    said = Chat.of(None, prepared.tokenizer).reply([{"role": "tool", "content": "=1."}])
+    answers = Answers(made, prepared, prepared.questions(12))
+
+    def greedy(ids):
+        return answers._engine.answers(state, [Request(ids, replace(data.sampling, temperature=0.0))])[0]
+
+    questions, expected = [], {"exact": [], "reward": [], "turns": []}
+    for question in prepared.questions(12):
+        found = [greedy(question.prompt)]
+        if found[0].finish is Finish.STOP:
+            found.append(greedy((*question.prompt, *found[0].ids, *said)))
+        right = rng.random() < 0.5
+        questions.append(replace(question, answer=found[-1].ids if right else (0,)))
+        for name, value in (("exact", right), ("reward", sum(len(one.ids) for one in found)), ("turns", len(found))):
+            expected[name].append(value)
+    answers._questions = questions
+    scores = answers(state).scores
+    assert {*expected["turns"]} == {1, 2}
+    assert {name: scores[name].tolist() for name in expected} == expected
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------

@@ -13,18 +13,18 @@ from axon.checkpoint import Reader
 from axon.data import Bpe, FeedContext
 from axon.errors import UserError
 from axon.layout import Execution, Layout
-from axon.nn import token_nll
 from axon.nn.lora import LoRA
 from axon.run import Evaluation, program
 from axon.run.answers import Answers
 from axon.serve import Capacity, Sampling
 from axon.serve.step import SAME_SUMS
 from axon.train.adapters_off import AdaptersOff
+from axon.train.distillation import Distillation
 from axon.train.objective import NextToken
 from axon.train.policy_gradient import GRPO, RLOO
 from axon.train.ppo import PPO
 from axon.train.preference import DPO
-from axon.tune import ActorCritic, Addition, BestAndWorst, Chats, ExactMatch, Rollouts, rollouts
+from axon.tune import ActorCritic, Addition, BestAndWorst, BestAnswers, Chats, ExactMatch, Rollouts, rollouts
 
 
 def silent(line):
@@ -334,15 +334,15 @@ def comparing(tiny, caches):
 
 
 def log_probabilities(made, state, batch):
-    """Of each target of a batch of pairs, by the trained model and by the frozen one."""
+    """Of each token of the vocabulary at each place of a batch, by the trained model and by the frozen one."""
 
     def found(parameters, variables, batch):
-        frozen = made.references.bound({}, parameters, variables)["reference"]
+        (frozen,) = made.references.bound({}, parameters, variables).values()
         modules, inputs = (made.runtime.bind(parameters, variables), frozen), NextToken().inputs(batch)
-        return [-token_nll(one.hidden(inputs)[0], one.output, batch["targets"])[0] for one in modules]
+        return [jax.nn.log_softmax(one.output.logits(one.hidden(inputs)[0])) for one in modules]
 
     placed = made.place(batch)
-    placed["documents"] = placed["answers"]
+    placed["documents"] = placed.get("answers", placed.get("documents"))
     with made.runtime.tracing():
         return jax.device_get(made.runtime.jit(found)(state.parameters, state.variables, placed))
 
@@ -361,7 +361,8 @@ def test_online_dpo_compares_the_best_and_the_worst_of_a_group_and_its_loss_is_d
     made.evaluator.check_arrays(prepared.arrays)
     prepared.check_fits(comparing.model, comparing.objective, 96)
     batch, spent = drawn_with_metrics(made, data, comparing.objective, state)
-    logps = log_probabilities(made, state, batch)
+    targets = batch["targets"][..., None]
+    logps = [np.take_along_axis(one, targets, -1)[..., 0] for one in log_probabilities(made, state, batch)]
     for row in range(8):
         group = seen[3 * row : 3 * row + 3]
         learned = [(batch["answers"][row] == side) & (batch["weights"][row] > 0) for side in range(2)]
@@ -379,6 +380,27 @@ def test_online_dpo_compares_the_best_and_the_worst_of_a_group_and_its_loss_is_d
     with prepared.held_out(1) as batches:
         total, count = made.evaluate(made.init(), made.place(next(batches)))["loss"]
     assert float(total / count) == pytest.approx(np.log(2), rel=1e-5)  # the model is the frozen one yet
+
+
+def test_a_teacher_is_learned_from_on_the_models_own_answers_without_rewards(learning, few, begun, rng):
+    """Its loss is the reverse divergence at the tokens that the model samples, and falls."""
+    data = replace(learning.data, rewards={}, samples=1, selection=BestAnswers())
+    fields = {"references": {"teacher": AdaptersOff()}, "transforms": (LoRA(rank=2, alpha=2.0),)}
+    objective = Distillation(divergence="reverse")
+    with few(1):
+        made = program(replace(learning, data=data, objective=objective, **fields))
+    state, found = begun(made, rng), []
+    with data.prepare(silent).feed(FeedContext(7, made.runtime, objective=objective)) as feed:
+        batch = feed.draw(state)
+        assert not [name for name in feed.metrics if name.startswith("reward")]
+        own, teacher = map(np.float64, log_probabilities(made, state, batch))
+        expected = np.sum(np.exp(own) * (own - teacher), axis=-1)[batch["weights"] > 0].mean()
+        for _ in range(6):
+            state, metrics = made.step(state, made.place(batch))
+            found.append(float(metrics["divergence"]))
+            batch = feed.draw(state)
+    assert found[0] == pytest.approx(expected, rel=1e-4)
+    assert found[-1] < 0.9 * found[0]
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_a_described_gpu_which_has_no_memories_is_refused():
 @pytest.mark.full
 def test_a_compiled_step_has_one_layer_on_the_device_of_what_is_on_the_host():
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
-    model = Llama(vocab=512, embed=512, layers=16, heads=4, kv_heads=4, mlp=2048)
+    model = Llama(vocab=512, embed=256, layers=32, heads=2, kv_heads=2, mlp=1024)
     needed, host = {}, {}
     for kinds in ((), ("optimizer",), ("params", "optimizer")):
         options = {"execution": Execution(remat="full", host=kinds), "devices": devices("v5e:2x4")}

@@ -184,13 +184,7 @@ def trained(name, layout, drawn) -> Trained:
 
 
 @pytest.mark.full
-@pytest.mark.some(layout=("composed",))
-@pytest.mark.parametrize("layout", ["composed", "pipeline"])
-def test_training_with_muon_does_not_depend_on_a_composed_layout(layout, drawn, on_one_device):
-    check(trained("Muon", LAYOUTS[layout], drawn), on_one_device("Muon"))
-
-
-@pytest.mark.slow
+@pytest.mark.some(name=("Muon",), layout=("composed",))
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Lion"])  # whose signs may be rounding's
 def test_training_does_not_depend_on_any_layout(name, layout, drawn, on_one_device):

@@ -61,9 +61,9 @@ class StepProfile:
         program = Module.of(text)
         trace = read_trace(folder)
         named = text.partition("HloModule ")[2].partition(",")[0].strip()
-        ran = [event for event in trace.events if event.program in (named, "")]
         roles = Roles(program)
-        if not any(roles.of(event.operation) for event in ran):
+        ran = [e for e in trace.events if e.program == named or (not e.program and roles.has(e.kernel, e.operation))]
+        if not ran:
             raise UserError(f"the trace in {folder} has no operation of the program {named!r}, which was compiled here")
         begin, end = min(event.begin for event in ran), max(event.end for event in ran)
         within = [event for event in trace.events if event.begin < end and event.end > begin]

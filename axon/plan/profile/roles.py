@@ -64,6 +64,10 @@ class Roles:
             self._known[name] = self._role(self._instructions[name])
         return self._known.get(name)
 
+    def has(self, kernel: str, name: str) -> bool:
+        """Whether the program has an instruction with this name, or a fusion that the kernel is named after."""
+        return self.of(name) is not None or kernel in self._by_kernel
+
     def of_kernel(self, kernel: str, name: str) -> Role:
         """The role of a kernel that ran as part of the instruction `name`, or of none that is known: that of the fusion
         whose name it has, as in a graph of launches; else what its own name says."""

@@ -64,12 +64,12 @@ def read_trace(folder: Path) -> Trace:
     return Trace(found, {name: host[name] * NANO / len(latest) for name in HOST_SPANS if host[name]})
 
 
-def _of_process(data: Any, host: Counter[str]) -> Iterator[Event]:
-    for plane in data.planes:
-        if device := _DEVICE.fullmatch(plane.name):
-            yield from _of_device(plane, int(device[1]))
-        elif plane.name.startswith("/host:CPU"):
-            yield from _of_host(plane, host)
+def _of_process(data: Any, host: Counter[str]) -> list[Event]:
+    """Where there are GPUs or TPUs, what the host's own line says of operations is that it launches them."""
+    planes = list(data.planes)
+    devices = [(plane, int(found[1])) for plane in planes if (found := _DEVICE.fullmatch(plane.name))]
+    launched = [event for plane in planes if plane.name.startswith("/host:CPU") for event in _of_host(plane, host)]
+    return [event for plane, device in devices for event in _of_device(plane, device)] or launched
 
 
 def _of_host(plane: Any, host: Counter[str]) -> Iterator[Event]:
@@ -91,7 +91,7 @@ def _of_device(plane: Any, device: int) -> Iterator[Event]:
             stats = dict(event.stats)
             named = None if streams else _INSTRUCTION.fullmatch(event.name)
             operation = str(stats.get("hlo_op") or (named[1] if named else ""))
-            program = str(stats.get("hlo_module") or _program_at(programs, event.start_ns))
+            program = str(stats.get("hlo_module") or _program_at(programs, event.start_ns)).partition("(")[0]
             yield _event(device, operation, event, program)
 
 
@@ -102,7 +102,7 @@ def _event(device: int, operation: str, event: Any, program: str) -> Event:
 def _programs(lines: list[Any]) -> list[tuple[float, float, str]]:
     """Begin, end and name of each execution of a program, where a device has a line of them: `jit__train(123)`."""
     ran = (event for line in lines if line.name == _PROGRAMS for event in line.events)
-    return [(one.start_ns, one.start_ns + one.duration_ns, one.name.partition("(")[0]) for one in ran]
+    return [(one.start_ns, one.start_ns + one.duration_ns, one.name) for one in ran]
 
 
 def _program_at(programs: list[tuple[float, float, str]], moment: float) -> str:

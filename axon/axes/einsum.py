@@ -149,7 +149,7 @@ class _Decoded(StoredWeight):
     parts: Sequence[Array] = field(kw_only=True)
 
     def gathered(self, spec: PartitionSpec) -> Array:
-        own = [PartitionSpec(*(None if n == 1 else e for n, e in zip(x.shape, spec, strict=True))) for x in self.parts]
+        own = part_specs(spec, self.parts)
         parts = [reshard(part, place) for part, place in zip(self.parts, own, strict=True)]
         values = per_device(self.decode, (spec, *own), spec)(self.moved(spec), *parts)
         return values.astype(self.scope.compute)
@@ -209,6 +209,11 @@ def _bare(parsed: Contraction) -> tuple[Names, Names, Names]:
 def spec_of(x: Array, default: PartitionSpec) -> PartitionSpec:
     """Where `x` lies; `default` on Auto mesh axes, where its type does not say."""
     return jax.typeof(x).sharding.spec if current_explicit() else default
+
+
+def part_specs(spec: PartitionSpec, parts: Sequence[Array]) -> list[PartitionSpec]:
+    """Where the parts of a weight that lies under `spec` are: those that are the same for all along an axis, whole."""
+    return [PartitionSpec(*(None if n == 1 else e for n, e in zip(x.shape, spec, strict=True))) for x in parts]
 
 
 def contraction_specs(parsed: Contraction, placement: Placement) -> tuple[PartitionSpec, PartitionSpec, PartitionSpec]:

@@ -13,7 +13,7 @@ Set = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Weights = Annotated[
-    Literal["float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4"] | None,
+    Literal["float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4", "mxfp4"] | None,
     typer.Option(
         help="In which the model's parameters are stored, by default as computed with; int8, float8_e4m3fn, int4 "
         "and nf4: the matrices of its blocks alone, with scales."

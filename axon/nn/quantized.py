@@ -1,7 +1,7 @@
 """Weights at rest in 8 bits, with a scale for each output, or in 4, with one for each block of inputs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -9,6 +9,8 @@ from jax import Array
 
 from axon.axes import Names, base, einsum, strip_roles
 from axon.axes.patterns import Contraction
+from axon.checks import check_range
+from axon.errors import UserError
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul.quantize import rounded, scale_of
 from axon.nn.four_bits import FourBits, FourBitWeight, not_drawn
@@ -17,12 +19,17 @@ from axon.nn.weight_transform import Operand, Weight, WeightTransform, beside, u
 from axon.parallel.expert import Matrix
 from axon.path_patterns import Patterns
 from axon.precision.codebook import INT4, normal_float
+from axon.precision.microscaling import E2M1_CODES
 
 SCALE_DTYPE = jnp.bfloat16
 """Of scales: those of no more than its bits are exact in every compute dtype."""
 
 
-FOUR_BITS = {"int4": FourBits(INT4, 128), "nf4": FourBits(normal_float(), 64, double=True)}
+FOUR_BITS = {
+    "int4": FourBits(INT4, 128),
+    "nf4": FourBits(normal_float(), 64, "dynamic8"),
+    "mxfp4": FourBits(E2M1_CODES, 32, "e8m0"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,16 +39,27 @@ class Quantize(WeightTransform):
     Args:
         format: "int8" or "float8_e4m3fn": a `QuantizedWeight` each. "int4": integers with a scale for each 128 inputs
             of an output. "nf4": quantiles of a Gaussian with one for each 64, these in 8 bits (QLoRA, Dettmers et al.,
-            arXiv:2305.14314); 4.13 bits a number.
+            arXiv:2305.14314); 4.13 bits a number. "mxfp4": e2m1 with a power of two for each 32 (OCP Microscaling
+            Formats 1.0), as gpt-oss' experts are published; 4.25 bits a number.
+        block: how many inputs share a scale in 4 bits, in place of these.
     """
 
-    format: Literal["int8", "float8_e4m3fn", "int4", "nf4"]
+    format: Literal["int8", "float8_e4m3fn", "int4", "nf4", "mxfp4"]
     paths: Patterns | None = None
+    block: int | None = None
+
+    def __post_init__(self):
+        if self.block is None:
+            return
+        check_range(self, "[2, inf)", "block")
+        if self.format not in FOUR_BITS:
+            raise UserError(f"Quantize.block is of formats in 4 bits ({', '.join(FOUR_BITS)}), not of {self.format}")
 
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
         own = untransformed(weight, declared, self)
         if self.format in FOUR_BITS:
-            return FourBitWeight(own, spec, FOUR_BITS[self.format])
+            form = FOUR_BITS[self.format]
+            return FourBitWeight(own, spec, replace(form, block=self.block or form.block))
         return QuantizedWeight(own, spec, self.format)
 
     @property

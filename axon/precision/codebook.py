@@ -12,7 +12,7 @@ from jax import Array, lax
 class Codebook(NamedTuple):
     """What the codes 0 … 15 stand for, times a block's scale, of which its largest magnitude is `most`."""
 
-    numbers: tuple[float, ...]  # ascending
+    numbers: tuple[float, ...]
     most: float = 1.0
 
 
@@ -32,16 +32,21 @@ INT4 = Codebook(tuple(float(n) for n in range(-8, 8)), most=7.0)
 
 
 def packed(x: Array, axis: int, block: int, book: Codebook) -> tuple[Array, Array]:
-    """The nearest codes, two neighbours along `axis` (negative) in a byte, the first in its lower half; and the scales,
-    one for each `block` of neighbours there."""
-    blocks = _split(x.astype(jnp.float32), axis, block)
+    """The nearest codes of a book whose numbers ascend, as `paired`; and the scales, one for each `block` of neighbours
+    along `axis` (negative)."""
+    blocks = split(x.astype(jnp.float32), axis, block)
     scales = jnp.max(jnp.abs(blocks), axis=axis, keepdims=True) / book.most
     part = blocks / jnp.maximum(scales, jnp.finfo(jnp.float32).tiny)
     middles = [(low + high) / 2 for low, high in zip(book.numbers, book.numbers[1:], strict=False)]
     codes = sum((part > middle).astype(jnp.uint8) for middle in middles)
-    pairs = _split(jnp.reshape(codes, x.shape), axis, 2)
+    return paired(jnp.reshape(codes, x.shape), axis), jnp.squeeze(scales, axis)
+
+
+def paired(codes: Array, axis: int) -> Array:
+    """Two neighbours along `axis` (negative) in a byte, the first in its lower half."""
+    pairs = split(codes, axis, 2)
     first, second = (jnp.take(pairs, i, axis=axis) for i in range(2))
-    return first | (second << 4), jnp.squeeze(scales, axis)
+    return first | (second << 4)
 
 
 def unpacked(codes: Array, scales: Array, axis: int, book: Codebook) -> Array:
@@ -49,7 +54,7 @@ def unpacked(codes: Array, scales: Array, axis: int, book: Codebook) -> Array:
     at = codes.ndim + axis
     pairs = jnp.expand_dims(codes, at + 1) >> jnp.arange(0, 8, 4, dtype=codes.dtype).reshape(2, *(1,) * (-axis - 1))
     numbers = _merged(_number(pairs & 15, book), axis)  # elementwise up to here: two halves joined would be copies
-    blocks = _split(numbers, axis, numbers.shape[axis] // scales.shape[axis])
+    blocks = split(numbers, axis, numbers.shape[axis] // scales.shape[axis])
     return _merged(blocks * jnp.expand_dims(scales, axis), axis)
 
 
@@ -66,13 +71,13 @@ def _number(codes: Array, book: Codebook) -> Array:
     return lax.bitcast_convert_type(found[0], jnp.float32)
 
 
-def _split(x: Array, axis: int, length: int) -> Array:
+def split(x: Array, axis: int, length: int) -> Array:
     """`axis` (negative) as even parts and what is in each, which comes last in its place."""
     at = x.ndim + axis
     return x.reshape(*x.shape[:at], x.shape[at] // length, length, *x.shape[at + 1 :])
 
 
 def _merged(x: Array, axis: int) -> Array:
-    """The reverse of `_split`."""
+    """The reverse of `split`."""
     at = x.ndim + axis
     return x.reshape(*x.shape[: at - 1], x.shape[at - 1] * x.shape[at], *x.shape[at + 1 :])

@@ -32,7 +32,7 @@ class Serve:
     model: Model
     layout: Layout = Layout()
     precision: Precision = Precision()
-    weights: Literal["auto", "float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4"] = "auto"
+    weights: Literal["auto", "float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4", "mxfp4"] = "auto"
     capacity: Capacity = Capacity()
     draft: Literal["mtp"] | None = None
     adapter_rank: int = 0

@@ -1,5 +1,6 @@
 """Grouped matmul: each group of rows by a weight of its own, as for experts, by the implementation that fits."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -18,6 +19,7 @@ from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
 from axon.kernels.grouped_matmul.xla import grouped_matmul_xla
 
 __all__ = [
+    "decoding_grouped_product",
     "grouped_matmul",
     "grouped_matmul_gradients",
     "grouped_matmul_reference",
@@ -87,22 +89,50 @@ def grouped_product(x: Array, w: Array, sizes: Array, *, transposed: bool) -> Ar
 
     It has no gradient.
     """
-    _choose_narrow(x, w, sizes)
+    _choose_xla("it multiplies no two operands in 8 bits", x, sizes, w.dtype.name)
     return xla.product(x, w, sizes, transposed=transposed, dtype=jnp.float32)
+
+
+def decoding_grouped_product(
+    x: Array,
+    parts: Sequence[Array],
+    decode: Callable[..., Array],
+    sizes: Array,
+    first: Array | int = 0,
+    *,
+    transposed: bool,
+) -> Array:
+    """`rows columns` in the dtype of `x`: `x[rows inner]` by the weights `inner columns`, or `columns inner` where
+    `transposed`, that `decode` gives of each group's `parts[group …]`. Rows of no group are 0.
+
+    A group's weight is decoded where its rows are multiplied, and dropped: never are those of all groups there at once.
+
+    Args:
+        first: the number of group 0's in the first of the parts, which may have those of more groups.
+
+    It has no gradient.
+    """
+    _choose_xla("it decodes no weights", x, sizes, "a decoded weight")
+
+    def weight(group: Array) -> Array:
+        codes, *others = parts
+        return decode(codes[first + group], *(part[group] for part in others)).astype(x.dtype)
+
+    columns = jax.eval_shape(weight, jnp.zeros((), jnp.int32)).shape[0 if transposed else 1]
+    return xla.product_by_group(x, weight, sizes, columns, transposed=transposed)
 
 
 def grouped_weight_gradient(x: Array, dy: Array, sizes: Array) -> Array:
     """`groups embed out`, float32: of each group the sum of `x[rows embed]` times `dy[rows out]`, of dtypes as of
     `grouped_product`. It has no gradient."""
-    _choose_narrow(x, dy, sizes)
+    _choose_xla("it multiplies no two operands in 8 bits", x, sizes, dy.dtype.name)
     return xla.weight_gradient(x, dy, sizes, dtype=jnp.float32)
 
 
-def _choose_narrow(x: Array, other: Array, sizes: Array) -> None:
-    """A word in the log, of a product by a recipe: no kernel but plain XLA multiplies two operands in 8 bits."""
-    others = with_tpu("it multiplies no two operands in 8 bits", {"xla": None})
-    candidates = with_gpu({"mosaic": "it multiplies no two operands in 8 bits"}, others)
-    choose("grouped_matmul", candidates, f"{x.shape[0]} rows in {sizes.shape[0]} groups, {x.dtype} by {other.dtype}")
+def _choose_xla(why: str, x: Array, sizes: Array, by: str) -> None:
+    """A word in the log, of a product that plain XLA alone makes; `why` no kernel does."""
+    candidates = with_gpu({"mosaic": why}, with_tpu(why, {"xla": None}))
+    choose("grouped_matmul", candidates, f"{x.shape[0]} rows in {sizes.shape[0]} groups, {x.dtype} by {by}")
 
 
 def _products(chosen: str) -> tuple[Product, WeightGradient] | None:

@@ -5,6 +5,7 @@ row is masked, gathered or padded, and the work is that of `rows + groups · til
 multiplies every row by every group's weight on CPUs and GPUs, in a buffer of `groups · rows · embed`.)
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -33,6 +34,24 @@ def product(x: Array, w: Array, sizes: Array, *, transposed: bool, first: Array 
         first: the number of group 0's weight, where there are more than the groups have. dtype: of the result; None
             for that of `x`, to which the weight is converted as it is read.
     """
+
+    def weight(group: Array) -> Array:
+        own = w[first + group]
+        return own.astype(x.dtype) if dtype is None else own
+
+    return product_by_group(x, weight, sizes, w.shape[1 if transposed else 2], transposed=transposed, dtype=dtype)
+
+
+def product_by_group(
+    x: Array,
+    weight: Callable[[Array], Array],
+    sizes: Array,
+    columns: int,
+    *,
+    transposed: bool,
+    dtype: Any = None,
+) -> Array:
+    """The same, of weights of which `weight` makes a group's, by its number, where its rows are multiplied."""
     rows, groups = x.shape[0], sizes.shape[0]
     tile = _tile(rows, groups)
     spans, padded = _spans(sizes, rows), _padded(x, tile)
@@ -43,12 +62,9 @@ def product(x: Array, w: Array, sizes: Array, *, transposed: bool, first: Array 
 
     def step(i, out):
         contracted = (((1,), (1 if transposed else 0,)), ((), ()))
-        own = w[first + group[i]]
-        own = own.astype(x.dtype) if dtype is None else own
-        part = _dot(lax.dynamic_slice_in_dim(padded, begin[i], tile), own, contracted)
+        part = _dot(lax.dynamic_slice_in_dim(padded, begin[i], tile), weight(group[i]), contracted)
         return lax.dynamic_update_slice_in_dim(out, part.astype(out.dtype), begin[i], 0)
 
-    columns = w.shape[1 if transposed else 2]
     out = lax.fori_loop(0, jnp.sum(counts), step, jnp.zeros((rows + tile, columns), dtype or x.dtype))
     return jnp.where(jnp.arange(rows)[:, None] < spans.stop[-1], out[:rows], 0)
 

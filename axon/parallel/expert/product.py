@@ -1,6 +1,6 @@
 """Experts' matrices, scales and biases, each with the rows of its own expert."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from axon.axes.specs import mesh_axes_of, partial_spec
 from axon.axes.statistics import OperandStatistic, device_report
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
+from axon.parallel.expert.decoding import DecodingProduct
 from axon.parallel.expert.devices import ExpertMesh
 from axon.parallel.expert.low_precision import ExpertRecipeProduct
 from axon.precision.recipe import Recipe
@@ -32,8 +33,8 @@ class LowRank:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of each expert: `values`, times a scale for each of its outputs where it is in 8 bits; and a bias. Its
-    products report to `report`, or are made by `recipe`."""
+    """A matrix of each expert: `values`, times a scale for each of its outputs where it is in 8 bits, or those of which
+    `decode` makes it with `parts`; and a bias. Its products report to `report`, or are made by `recipe`."""
 
     values: Stored  # experts inputs outputs
     scales: Stored | None = None  # experts outputs
@@ -41,6 +42,8 @@ class Matrix:
     low: LowRank | None = None
     report: Report | None = None
     recipe: Recipe | None = field(default=None, metadata={"static": True})
+    parts: Sequence[Stored] = ()  # experts …
+    decode: Callable[..., Array] | None = field(default=None, metadata={"static": True})
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,10 @@ class Products:
         """The product with its scales, that of low rank, and the bias times the rows' weights, if there are any."""
         experts, inputs, columns = product.weight
         outputs = PartitionSpec(experts, columns)
-        if matrix.recipe is not None:
+        if matrix.decode is not None:
+            decoding = DecodingProduct(self.mesh, product.rows, product.weight, product.out, matrix.decode)
+            out = use_weight(self.mesh.scope, decoding, matrix.values, rows, self.sizes, *matrix.parts)
+        elif matrix.recipe is not None:
             out = self._use(product.by(matrix.recipe), matrix.values, rows)
         elif matrix.report is None:
             out = self._use(product, matrix.values, rows)

@@ -83,12 +83,10 @@ def _further(
 ) -> Array:
     """The sum of the rounds after the first, from `zeros` on."""
     types = [jax.typeof(value) for value in (x, weights)]
-    places = [w.place if isinstance(w, HostWeight) else w for w in matrices]
-    hosted = [w.value if isinstance(w, HostWeight) else None for w in matrices]
+    fixed, varied = zip(*map(_divided, matrices), strict=True)
 
-    def one(number: Array, chosen: Array, hosted: Any, x: Array, weights: Array, places: Sequence[Array]) -> Array:
-        bound = [p if value is None else HostWeight(value, p) for p, value in zip(places, hosted, strict=True)]
-        return round(number, x, chosen, weights, bound)
+    def one(number: Array, chosen: Array, fixed: Any, x: Array, weights: Array, varied: Sequence[Any]) -> Array:
+        return round(number, x, chosen, weights, list(map(_whole, fixed, varied)))
 
     @jax.named_scope(FURTHER_ROUNDS)
     def repeat(rounds: Array, body: Callable[[Array], Any], total: Any) -> Any:
@@ -99,17 +97,17 @@ def _further(
         return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
 
     @jax.custom_vjp
-    def overflow(rounds: Array, chosen: Array, hosted: Any, *trained: Any) -> Array:
-        return repeat(rounds, lambda number: one(number, chosen, hosted, *trained), zeros())
+    def overflow(rounds: Array, chosen: Array, fixed: Any, *trained: Any) -> Array:
+        return repeat(rounds, lambda number: one(number, chosen, fixed, *trained), zeros())
 
     def forward(*arguments: Any) -> tuple[Array, Any]:
         return overflow(*arguments), arguments
 
     def backward(arguments: Any, dy: Array) -> Any:
-        rounds, chosen, hosted, *trained = arguments
+        rounds, chosen, fixed, *trained = arguments
 
         def gradients(number: Array) -> Any:
-            _, pullback = jax.vjp(lambda *trained: one(number, chosen, hosted, *trained), *trained)
+            _, pullback = jax.vjp(lambda *trained: one(number, chosen, fixed, *trained), *trained)
             return pullback(dy)
 
         empty = [like_operand(jnp.zeros(t.shape, t.dtype), t) for t in types]
@@ -117,7 +115,23 @@ def _further(
         return None, None, None, *repeat(rounds, gradients, (*empty, empty_weights))
 
     overflow.defvjp(forward, backward)
-    return overflow(rounds, chosen, hosted, x, weights, places)
+    return overflow(rounds, chosen, fixed, x, weights, varied)
+
+
+def _divided(matrix: Stored | Report) -> tuple[Any, Any]:
+    """What of a matrix is fixed, and what has a gradient; None where there is none of it. Integers have none."""
+    if isinstance(matrix, Report):
+        return None, matrix
+    if not jnp.issubdtype((matrix.value if isinstance(matrix, HostWeight) else matrix).dtype, jnp.inexact):
+        return matrix, None
+    return (matrix.value, matrix.place) if isinstance(matrix, HostWeight) else (None, matrix)
+
+
+def _whole(fixed: Any, varied: Any) -> Any:
+    """The matrix of which these are the parts."""
+    if fixed is None or varied is None:
+        return varied if fixed is None else fixed
+    return HostWeight(fixed, varied)
 
 
 def _is_report(leaf: Any) -> bool:

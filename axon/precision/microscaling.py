@@ -1,0 +1,40 @@
+"""MXFP4: e2m1 numbers in blocks whose scale is a power of two (OCP Microscaling Formats 1.0, sections 5.2 and 6.3)."""
+
+import itertools
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axon.precision.codebook import Codebook, paired, split
+from axon.precision.formats import E2M1, E8M0, Format
+
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+E2M1_CODES = Codebook((*MAGNITUDES, *(-x for x in MAGNITUDES)), most=6.0)
+"""The bits of an e2m1 number are its code: a sign, and one of eight magnitudes."""
+
+BIAS = 127
+"""Of e8m0: a byte is the exponent and so much more; 255 is not a number."""
+
+
+def mx_packed(x: Array, axis: int, block: int) -> tuple[Array, Array]:
+    """Codes, nearest and ties to even, as of `axon.precision.codebook.packed`, and for each block a byte of e8m0.
+
+    Numbers that are MXFP4 already stay what they are, though their scale may become another.
+    """
+    blocks = split(x.astype(jnp.float32), axis, block)
+    largest = jnp.max(jnp.abs(blocks), axis=axis, keepdims=True)
+    scales = Format(E2M1, share=block, scale_dtype=E8M0).scales(largest)
+    part = (blocks / scales).reshape(x.shape)
+    codes = jnp.signbit(part).astype(jnp.uint8) << 3
+    for code, (low, high) in enumerate(itertools.pairwise(MAGNITUDES)):
+        middle = (low + high) / 2
+        codes += (jnp.abs(part) >= middle if code % 2 else jnp.abs(part) > middle).astype(jnp.uint8)
+    exponents = jnp.frexp(scales)[1] - 1 + BIAS
+    return paired(codes, axis), jnp.squeeze(jnp.where(jnp.isnan(scales), 255, exponents), axis).astype(jnp.uint8)
+
+
+def mx_scales(stored: Array) -> Array:
+    """The scales of these bytes, float32. 2⁻¹²⁷, which is less than float32's normal numbers, is 0."""
+    powers = lax.bitcast_convert_type(stored.astype(jnp.int32) << 23, jnp.float32)
+    return jnp.where(stored == 255, jnp.nan, powers)

@@ -40,7 +40,7 @@ class Quantize(WeightTransform):
         format: "int8" or "float8_e4m3fn": a `QuantizedWeight` each. "int4": integers with a scale for each 128 inputs
             of an output. "nf4": quantiles of a Gaussian with one for each 64, these in 8 bits (QLoRA, Dettmers et al.,
             arXiv:2305.14314); 4.13 bits a number. "mxfp4": e2m1 with a power of two for each 32 (OCP Microscaling
-            Formats 1.0), as gpt-oss' experts are published; 4.25 bits a number.
+            Formats 1.0), 4.25 bits a number; by default experts' matrices alone, as gpt-oss is published.
         block: how many inputs share a scale in 4 bits, in place of these.
     """
 
@@ -54,6 +54,10 @@ class Quantize(WeightTransform):
         check_range(self, "[2, inf)", "block")
         if self.format not in FOUR_BITS:
             raise UserError(f"Quantize.block is of formats in 4 bits ({', '.join(FOUR_BITS)}), not of {self.format}")
+
+    def fits(self, path: str, spec: ParamSpec) -> bool:
+        is_default = self.format != "mxfp4" or "experts" in spec.own
+        return super().fits(path, spec) and (self.paths is not None or is_default)
 
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
         own = untransformed(weight, declared, self)

@@ -33,7 +33,8 @@ def values_of(runtime, rng):
     return jax.device_get(own), jax.device_get(runtime.merged(own))
 
 
-@pytest.mark.parametrize("form", ["nf4", "mxfp4"])
+@pytest.mark.few(form=("nf4",))
+@pytest.mark.parametrize("form", ["nf4", "int4", "mxfp4"])
 def test_logits_are_those_of_the_experts_that_the_codes_stand_for(form, rng):
     narrow, plain = (Runtime(MODEL, Layout(), weights=w, devices=jax.devices()[:1]) for w in (form, None))
     stored, wide = values_of(narrow, rng)
@@ -47,7 +48,7 @@ def test_logits_are_those_of_the_experts_that_the_codes_stand_for(form, rng):
     assert any("moe" in path for path in narrow.operands)
 
 
-@pytest.mark.few(form=("mxfp4",), layout=(ONE,))
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["int8", "int4", "mxfp4"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_adapters_over_them_learn_as_over_the_arrays_in_several_rounds_too(form, layout, rng, packed_batch):
@@ -61,7 +62,7 @@ def test_adapters_over_them_learn_as_over_the_arrays_in_several_rounds_too(form,
     narrow, plain = program(layout, (Quantize(form), LoRA(rank=4))), program(ONE, (LoRA(rank=4),))
     drawn = {p: rng.normal(size=s.shape).astype(np.float32) / 9 for p, s in plain.parameters.items() if p[-2:] != "se"}
     states = [
-        narrow.init(nested({p: drawn[p] if p in drawn else own[p.replace("/base/", "/")] for p in narrow.parameters})),
+        narrow.init(nested({p: drawn[p] if p in drawn else own[p.replace("/base", "")] for p in narrow.parameters})),
         plain.init(nested({p: drawn[p] if p in drawn else wide[p.removesuffix("/base")] for p in plain.parameters})),
     ]
     for batch in [packed_batch(rng, 4, 16, 64) for _ in range(2)]:

@@ -1,17 +1,19 @@
 """Weights that a model of the hub stores in few bits, by the arithmetic that its config.json names."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.huggingface.weights import Weights
 from axon.foreign_json import SIZE, one_of, read_field
+from axon.precision.microscaling import E2M1_CODES
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight columns is among the eight codes of an integer, the lowest first."""
@@ -26,19 +28,29 @@ class Parts(Protocol):
 
 
 class Method(Protocol):
-    """How a library stores weights, `out in`, in few bits. `key`: what the name of one part of each ends with."""
+    """How a library stores weights in few bits.
 
-    key: str
+    `endings`: what the names of the parts of each end with, the first that of one which nothing else has. `name`: what
+    the weight's own name ends with in their place. `by_rows`: whether a part reads the rows of its first dimension
+    that are asked for alone, where a weight is large.
+    """
+
+    endings: tuple[str, ...]
+    name: str = ""
+    by_rows: bool = False
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]: ...
     def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray: ...
 
 
-class BitsAndBytes:
+class BitsAndBytes(Method):
     """NF4 or FP4, row after row: the number of a code · the scale of its block, which may be in 8 bits itself (Dettmers
     et al., arXiv:2305.14314, section 3). Of two codes in a byte the first has the upper half."""
 
-    key = ".absmax"
+    endings = (
+        *(".absmax", "", ".quant_map", ".nested_absmax", ".nested_quant_map"),
+        *(".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
+    )
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         return tuple(self._state(parts, config)["shape"])
@@ -57,12 +69,12 @@ class BitsAndBytes:
         return json.loads(parts.read(f".quant_state.bitsandbytes__{form}").tobytes())
 
 
-class GPTQ:
+class GPTQ(Method):
     """scale · (code − zero), codes along the inputs of a column in integers of 32 bits (Frantar et al.,
     arXiv:2210.17323). Zeros are stored less 1, but for the second version of the format. `g_idx`, the group of each
     input, may be left out where groups are neighbours."""
 
-    key = ".qweight"
+    endings, name = (".qweight", ".qzeros", ".scales", ".g_idx"), ".weight"
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         packed, columns = parts.shape(".qweight")
@@ -88,10 +100,10 @@ class GPTQ:
         return np.arange(inputs) // (inputs if size == -1 else size)
 
 
-class AWQ:
+class AWQ(Method):
     """scale · (code − zero), codes of eight outputs in an integer, in `AWQ_ORDER` (Lin et al., arXiv:2306.00978)."""
 
-    key = ".qweight"
+    endings, name = (".qweight", ".qzeros", ".scales"), ".weight"
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         rows, packed = parts.shape(".qweight")
@@ -107,10 +119,10 @@ class AWQ:
         return _codes(x, 4).reshape(len(x), -1, 8)[:, :, AWQ_ORDER].reshape(len(x), -1)
 
 
-class FP8:
+class FP8(Method):
     """e4m3 value · the scale of its block (DeepSeek-V3, arXiv:2412.19437, section 3.3); the last blocks are cut."""
 
-    key = "_scale_inv"
+    endings = ("_scale_inv", "")
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         return parts.shape("")
@@ -121,12 +133,36 @@ class FP8:
         return values * scales[: values.shape[0], : values.shape[1]]
 
 
-METHODS: Mapping[str, Method] = {"bitsandbytes": BitsAndBytes(), "gptq": GPTQ(), "awq": AWQ(), "fp8": FP8()}
+class MXFP4(Method):
+    """gpt-oss' experts, `experts out in`, which its own name has as `experts in out`: e2m1 numbers, two in a byte, the
+    first in its lower half, in blocks of 32 inputs with a power of two each (OCP Microscaling Formats 1.0)."""
+
+    endings, by_rows = ("_blocks", "_scales"), True
+
+    def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
+        experts, outputs, blocks, pairs = parts.shape("_blocks")
+        return experts, blocks * pairs * 2, outputs
+
+    def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
+        numbers = np.float32(E2M1_CODES.numbers)
+        pairs = np.stack([np.tile(numbers, 16), np.repeat(numbers, 16)], axis=-1)  # of each byte
+        scales = parts.read("_scales").view(jnp.float8_e8m0fnu).astype(np.float32)
+        values = pairs[parts.read("_blocks")] * scales[..., None, None]
+        return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
+
+
+METHODS: Mapping[str, Method] = {
+    "bitsandbytes": BitsAndBytes(),
+    "gptq": GPTQ(),
+    "awq": AWQ(),
+    "fp8": FP8(),
+    "mxfp4": MXFP4(),
+}
 """By `quantization_config.quant_method`."""
 
 
 def is_read(config: Mapping[str, Any]) -> bool:
-    """Whether weights with this `quantization_config` are read: bitsandbytes' in 4 bits."""
+    """Whether weights with this `quantization_config` are read; bitsandbytes' in 4 bits alone."""
     return config.get("quant_method") in [*METHODS] and not config.get("load_in_8bit")  # which may be anything
 
 
@@ -140,14 +176,22 @@ class QuantizedWeights(Weights):
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         super().__init__(folder)
         self._method, self._config, self._lock = METHODS[config["quant_method"]], config, Lock()
-        self._last: tuple[str, np.ndarray] | None = None
+        self._last: tuple[Any, np.ndarray] | None = None
         self._stored = Weights(folder)
-        key = self._method.key
+        key, *_ = endings = self._method.endings
         stems = {name.removesuffix(key) for name in self._where if name.endswith(key)}
-        named = {stem if stem.endswith(".weight") else f"{stem}.weight": stem for stem in stems}
-        parts = {n for n in self._where if any(n.startswith((f"{stem}.", f"{stem}_")) for stem in stems)}
-        self._where = {n: at for n, at in self._where.items() if n not in {*parts, *named}}
-        self._where |= {n: (key, stem) for n, stem in named.items()}
+        parts = {f"{stem}{ending}" for stem in stems for ending in endings}
+        self._where = {name: at for name, at in self._where.items() if name not in parts}
+        self._where |= {f"{stem}{self._method.name}": (key, stem) for stem in stems}
+
+    def complete(self, prefix: str, wanted: Collection[str]) -> None:
+        """Biases of 0, as some libraries store them beside every weight, are left out where they are not `wanted`."""
+        super().complete(prefix, wanted)
+        stems = {stem for key, stem in self._where.values() if key == self._method.endings[0]}
+        biases = {name for name, (_, stored) in self._where.items() if stored.removesuffix(".bias") in stems - {stored}}
+        for name in biases.difference(wanted):
+            if not np.any(self.read(name, (slice(None),))):
+                del self._where[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         if (parts := self._parts(name)) is None:
@@ -164,21 +208,27 @@ class QuantizedWeights(Weights):
     def read(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
         if (parts := self._parts(name)) is None:
             return super().read(name, where)
+        rows, *others = where if self._method.by_rows else (slice(None), *where)
         with self._lock:  # what several threads read of one weight is decoded once
-            if self._last is None or self._last[0] != name:
-                self._last = name, self._method.values(parts, self._config).astype(np.float32)
-            return self._last[1][where]
+            if self._last is None or self._last[0] != (name, rows):
+                parts = replace(parts, rows=rows)
+                self._last = (name, rows), self._method.values(parts, self._config).astype(np.float32)
+            values = self._last[1]
+        return values[(slice(None), *others) if self._method.by_rows else where]
 
     def _parts(self, name: str) -> "_StoredParts | None":
         """The parts of a weight in few bits; None of another array."""
         key, stem = self._where[name]
-        return _StoredParts(self._stored, stem) if key == self._method.key else None
+        return _StoredParts(self._stored, stem) if key == self._method.endings[0] else None
 
 
 @dataclass(frozen=True)
 class _StoredParts:
+    """`rows`: of the first dimension of each, those that are read."""
+
     weights: Weights
     stem: str
+    rows: slice = slice(None)
 
     def __contains__(self, part: object) -> bool:
         return f"{self.stem}{part}" in self.weights
@@ -190,7 +240,8 @@ class _StoredParts:
         return self.weights.shape(f"{self.stem}{part}")
 
     def read(self, part: str) -> np.ndarray:
-        return self.weights.read(f"{self.stem}{part}", tuple(slice(None) for _ in self.shape(part)))
+        others = (slice(None) for _ in self.shape(part)[1:])
+        return self.weights.read(f"{self.stem}{part}", (self.rows, *others))
 
 
 def _codes(packed: np.ndarray, bits: int) -> np.ndarray:

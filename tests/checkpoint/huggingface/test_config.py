@@ -98,8 +98,8 @@ def test_rotary_frequencies_of_old_and_new_files_are_the_same(described):
         ),
         ({"rope_scaling": "linear"}, 'config.json: rope_scaling is "linear"; must be an object'),
         (
-            {"quantization_config": {"quant_method": "mxfp4"}},
-            'the weights are "mxfp4"; Axon reads float32, bfloat16, float16, and bits',
+            {"quantization_config": {"quant_method": "hqq"}},
+            'the weights are "hqq"; Axon reads float32, bfloat16, float16, and bits',
         ),
         ({"hidden_size": None}, "hidden_size is null; must be an integer in [1, 2**31)"),
     ],

@@ -127,6 +127,33 @@ def test_fp8_values_are_scaled_by_blocks_of_which_the_last_are_cut(rng, tmp_path
     check(opened(tmp_path, {".weight": values, ".weight_scale_inv": scales}, config), expected)
 
 
+def test_mxfp4_experts_are_numbers_of_half_a_byte_times_powers_of_two(rng, tmp_path):
+    codes = rng.integers(0, 16, (3, OUT, IN), dtype=np.uint8)
+    scales = rng.integers(100, 150, (3, OUT, IN // 32), dtype=np.uint8)
+    numbers = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    expected = np.empty((3, IN, OUT), np.float32)
+    for e, o, i in np.ndindex(codes.shape):
+        sign, number = divmod(int(codes[e, o, i]), 8)
+        expected[e, i, o] = (-1) ** sign * numbers[number] * 2.0 ** (int(scales[e, o, i // 32]) - 127)
+    name, bias = "model.layers.0.mlp.experts.down_proj", rng.normal(size=(3, OUT)).astype(np.float32)
+    blocks = (codes[..., ::2] | codes[..., 1::2] << 4).reshape(3, OUT, IN // 32, 16)
+    arrays = {f"{name}_blocks": blocks, f"{name}_scales": scales, f"{name}_bias": bias}
+    save_file(arrays, tmp_path / "model.safetensors")
+    weights = QuantizedWeights(tmp_path, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    assert weights.shapes == {name: expected.shape, f"{name}_bias": bias.shape}
+    for where in ((slice(1, 3), slice(8, 40), slice(3, 11)), (slice(0, 1), slice(None), slice(1, None, 2))):
+        np.testing.assert_array_equal(weights.read(name, where), expected[where])
+
+
+@pytest.mark.parametrize("stored", ["zero", "of the model", "unexpected"])
+def test_a_bias_beside_a_weight_in_few_bits_is_kept_but_one_of_zeros_that_the_model_lacks(stored, rng, tmp_path):
+    parts, _ = gptq(rng, 4, "gptq", np.arange(IN) // GROUP)
+    bias = np.zeros(OUT, np.float32) if stored == "zero" else rng.normal(size=OUT).astype(np.float32)
+    weights = opened(tmp_path, parts | {".bias": bias}, {"quant_method": "gptq", "bits": 4, "group_size": GROUP})
+    weights.complete("", {f"{NAME}.weight", *([f"{NAME}.bias"] if stored == "of the model" else [])})
+    assert (f"{NAME}.bias" in weights.shapes) == (stored != "zero")
+
+
 def test_other_methods_are_not_read():
-    assert not is_read({"quant_method": "mxfp4"})
+    assert not is_read({"quant_method": "hqq"})
     assert not is_read({"quant_method": "bitsandbytes", "load_in_8bit": True})

@@ -10,14 +10,23 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon.axes.contraction import broadcast_to_axes, contract
-from axon.axes.memory import to_device
 from axon.axes.patterns import Contraction, Names, PatternError, parse_einsum, strip_roles
 from axon.axes.placing import check_rank, current_explicit, per_device, reshard, supports_unreduced
 from axon.axes.scope import Placement, Scope, current
 from axon.axes.sharded_contraction import Operand, contract_in_place, sharded_contract
 from axon.axes.specs import entries, mesh_axes_of, partial_spec, without
 from axon.axes.statistics import OperandStatistic, Report, device_report
-from axon.axes.weight import CompositeWeight, Operation, StoredWeight, Weight, is_weight, stored_array, use_weight
+from axon.axes.weight import (
+    CompositeWeight,
+    Operation,
+    Stored,
+    StoredWeight,
+    Weight,
+    frozen_array,
+    is_weight,
+    stored_array,
+    use_weight,
+)
 
 
 def einsum(pattern: str, x: Array, y: Array | Weight | CompositeWeight) -> Array:
@@ -60,7 +69,7 @@ def reporting_einsum(contraction: Contraction, x: Array, weight: Weight, report:
 
 
 def decoding_einsum(
-    contraction: Contraction, x: Array, codes: Weight, decode: Callable[..., Array], parts: Sequence[Array]
+    contraction: Contraction, x: Array, codes: Weight, decode: Callable[..., Array], parts: Sequence[Stored]
 ) -> Array:
     """`einsum` of `x` with the frozen weight that `decode(codes, *parts)` gives, float32, of arrays with its axes.
 
@@ -72,7 +81,7 @@ def decoding_einsum(
         left, right, out = _bare(contraction)
         return contract(x, left, decode(value, *parts), right, out)
     product = _Product(scope, contraction, *contraction_specs(contraction, scope.placement))
-    return use_weight(scope, _Decoding(product, decode), value, x, *map(to_device, parts))
+    return use_weight(scope, _Decoding(product, decode), value, x, *map(frozen_array, parts))
 
 
 def add(pattern: str, x: Array, bias: Weight) -> Array:

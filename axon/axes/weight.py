@@ -130,6 +130,13 @@ Stored = Array | HostWeight | LayerWeight
 """What a weight's value may be."""
 
 
+def frozen_array(weight: Stored) -> Array:
+    """A weight that does not train, on the device."""
+    if isinstance(weight, LayerWeight):
+        return weight.cut_out()
+    return to_device(weight.value if isinstance(weight, HostWeight) else weight)
+
+
 @dataclass(frozen=True)
 class StoredWeight:
     """A weight as it is stored, while an operation uses it. `trained` says whether a gradient for it is wanted, and

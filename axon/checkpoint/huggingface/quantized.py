@@ -144,7 +144,7 @@ class MXFP4(Method):
         return experts, blocks * pairs * 2, outputs
 
     def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
-        numbers = np.float32(E2M1_CODES.numbers)
+        numbers = np.array(E2M1_CODES.numbers, np.float32)
         pairs = np.stack([np.tile(numbers, 16), np.repeat(numbers, 16)], axis=-1)  # of each byte
         scales = parts.read("_scales").view(jnp.float8_e8m0fnu).astype(np.float32)
         values = pairs[parts.read("_blocks")] * scales[..., None, None]

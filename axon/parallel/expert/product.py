@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from axon.axes import Names, Operation, Report, Stored, StoredWeight, current_explicit, per_device, reshard, use_weight
 from axon.axes.specs import mesh_axes_of, partial_spec
 from axon.axes.statistics import OperandStatistic, device_report
+from axon.axes.weight import frozen_array
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.decoding import DecodingProduct
@@ -75,7 +76,9 @@ class Products:
         outputs = PartitionSpec(experts, columns)
         if matrix.decode is not None:
             decoding = DecodingProduct(self.mesh, product.rows, product.weight, product.out, matrix.decode)
-            out = use_weight(self.mesh.scope, decoding, matrix.values, rows, self.sizes, *matrix.parts)
+            out = use_weight(
+                self.mesh.scope, decoding, matrix.values, rows, self.sizes, *map(frozen_array, matrix.parts)
+            )
         elif matrix.recipe is not None:
             out = self._use(product.by(matrix.recipe), matrix.values, rows)
         elif matrix.report is None:

@@ -36,7 +36,6 @@ short/Synthetic.length = 3
 Rollouts.rewards = {'early': @Matches()}
 Matches.pattern = '[ -m].*'
 Rollouts.samples = 4
-Rollouts.redraws = 2
 Rollouts.sampling = @Sampling()
 Sampling.tokens = 8
 Sampling.temperature = 1.0
@@ -124,11 +123,14 @@ def test_a_run_killed_at_random_moments_loses_one_save_at_most_and_no_bit(
 
 
 @pytest.mark.full
-def test_a_run_killed_in_its_rollouts_continues_bit_for_bit(train, seed):
-    folder, starts = train(3, 1, 30, seed, more=REWARDED)
+@pytest.mark.parametrize(("setting", "stale"), [("Rollouts.redraws = 2", 0), ("Rollouts.staleness = 2", 2)])
+def test_a_run_killed_in_its_rollouts_continues_bit_for_bit(setting, stale, train, seed):
+    """Also with batches that wait, which were sampled before the checkpoint."""
+    folder, starts = train(3, 1, 30, seed, more=REWARDED + setting)
     print(*starts, sep="\n")
     assert [start["code"] for start in starts] == [None] * 3 + [0]
-    whole, _ = train(0, 1, 30, seed, more=REWARDED)
+    whole, _ = train(0, 1, 30, seed, more=REWARDED + setting)
     assert losses(folder) == losses(whole)
-    gaps = [record["logprob_gap"] for record in read_lines(folder / "metrics.jsonl") if "logprob_gap" in record]
-    assert max(gaps) <= 1e-5
+    records = [record for record in read_lines(folder / "metrics.jsonl") if "logprob_gap" in record]
+    assert [record["rollout_staleness"] for record in records] == [min(step, stale) for step in range(30)]
+    assert (max(record["logprob_gap"] for record in records) <= 1e-5) == (not stale)

@@ -17,7 +17,7 @@ from axon.kernels.attention import Causal, Everything, Window
 from axon.kernels.attention.cost import pairs
 from axon.plan.scopes import scopes
 
-_WHOLE = ("pallas_call", "mpmd_map", "while", "cond")
+_WHOLE = ("pallas_call", "mpmd_map", "while")
 """Primitives with bodies that are not counted body by body."""
 
 
@@ -66,6 +66,7 @@ def flops_by_module(jaxpr: core.Jaxpr, stack: str = "") -> dict[str, int]:
     for equation in jaxpr.eqns:
         name, where = equation.primitive.name, f"{stack}/{equation.source_info.name_stack}"
         bodies = () if name in _WHOLE or name in _PRODUCTS else tuple(bodies_of(equation.params))
+        bodies = (max(bodies, key=lambda body: count_jaxpr(body).flops),) if name == "cond" else bodies
         if not bodies:
             found["/".join(scopes(where))] += count_equation(equation).flops
         for body in bodies:

@@ -2,6 +2,8 @@
 
 import re
 
+from axon.parallel.pipeline.execute import BACKWARD_TICK, FORWARD_TICK
+
 _WRAPPED = re.compile(r"(\w+)\((.*)\)")
 _TRACED = ("jit", "pjit")
 """Wrappers of a function's name, which is no scope."""
@@ -11,6 +13,10 @@ _JAX = re.compile(
     r"custom_[jv][jv]p_call\w*|branch_\d+_fun|pallas_call|mpmd_map|"
 )
 """What JAX adds to the names of its own accord."""
+
+
+_TICKS = (FORWARD_TICK, BACKWARD_TICK)
+"""Scopes that are a phase, and no module."""
 
 
 def scopes(stack: str) -> tuple[str, ...]:
@@ -37,4 +43,4 @@ def _unwrapped(piece: str) -> str:
         if wrapped[1] in _TRACED:
             return ""
         piece = wrapped[2]
-    return "" if _JAX.fullmatch(piece) else piece
+    return "" if _JAX.fullmatch(piece) or piece in _TICKS else piece

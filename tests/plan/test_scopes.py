@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from axon.parallel.pipeline.execute import BACKWARD_TICK
 from axon.plan.scopes import module_path, scopes
 
 
@@ -15,6 +16,7 @@ from axon.plan.scopes import module_path, scopes
         ("jit(_train)/transpose(jvp(moe))/experts/shard_map/while/body/jit(silu)", ("moe", "experts")),
         ("checkpoint/rematted_computation/vmap(mlp)/cond/branch_1_fun", ("mlp",)),
         ("jit(_train)/jvp()/closed_call", ()),
+        (f"jit(_train)/{BACKWARD_TICK}/attention", ("attention",)),
     ],
 )
 def test_of_a_name_stack_the_scopes_that_a_program_names_are_left(stack, names):

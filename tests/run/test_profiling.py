@@ -14,6 +14,7 @@ from axon.plan.profile.roles import LOOPS, UNNAMED
 from axon.plan.profile.tables import json_of, tables
 from axon.run.profiled import profiled
 from axon.run.profiling import check_profiled, profile_tables, read_profile, steps_to_trace
+from axon.run.reporting import RunReport
 from axon.show.profile import predicted_here
 
 
@@ -59,6 +60,8 @@ def test_a_profiled_run_keeps_no_checkpoint_and_its_lines_add_up_beside_the_pred
     assert all(len(row) == len(table.headings) for table in shown for row in table.rows)
     assert facts.flops.keys() >= {"attention", "mlp", "loss"}
     assert [one.title for one in profile_tables(folder)] == [one.title for one in shown]
+    RunReport(tmp_path / "run").write_page(tmp_path / "page.html")
+    assert "<h2>Profile: work by module, ms</h2>" in (tmp_path / "page.html").read_text("utf-8")
     with pytest.raises(UserError, match=r"\(--to\) has a run"):
         profiled(tree, 2, tmp_path / "run", silent)
 

@@ -43,7 +43,7 @@ def tables(
 
 
 def _lines(profile: StepProfile, lines: list[Comparison]) -> Table:
-    title = f"a step, {profile.seconds * 1e3:,.4g} ms: the mean of {profile.steps} steps and {profile.devices} devices"
+    title = f"a step, {_ms(profile.seconds)} ms: the mean of {profile.steps} steps and {profile.devices} devices"
     predicted = [one.predicted for one in lines if one.predicted is not None]
     rows = [(one.name, _ms(one.measured), _share(one.measured, profile), _ms(one.predicted)) for one in lines]
     rows.append(("all", _ms(profile.seconds), "100.0%", _ms(sum(predicted) if predicted else None)))

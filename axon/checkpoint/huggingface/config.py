@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from axon.checkpoint.huggingface.quantized import METHODS, is_read
+from axon.checkpoint.huggingface.quantized import READ, is_read, method_of
 from axon.errors import UserError
 from axon.foreign_json import NULL, OBJECT, SIZE, TEXT, Kind, list_of, one_of, read_field, shown
 from axon.nn.hugging_face import TOKEN_ID, Architecture, Constant, Converted, Field, Ignored, SameAs, ignored
@@ -201,9 +201,11 @@ def _check_not_quantized(config: Mapping[str, Any]) -> None:
         method = shown(about["quant_method"]) if "quant_method" in about else "quantized"
         raise UserError(
             f"{FILE}: quantization_config says that the weights are {method}; Axon reads float32, bfloat16, float16, "
-            f"and {', '.join(METHODS)} (bitsandbytes in 4 bits). Use a copy of the model with such weights, as "
+            f"and {', '.join(READ)} (bitsandbytes in 4 bits). Use a copy of the model with such weights, as "
             "transformers makes with `dequantize`"
         )
+    if about:
+        method_of(about)
 
 
 def _built(kind: type, values: Mapping[str, Any]) -> Any:

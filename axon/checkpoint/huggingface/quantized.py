@@ -5,42 +5,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from axon.checkpoint.compare import CheckpointError
+from axon.checkpoint.huggingface.compressed_tensors import compressed_tensors
+from axon.checkpoint.huggingface.quantization_method import Method, Parts, packed_codes
 from axon.checkpoint.huggingface.weights import Weights
 from axon.foreign_json import SIZE, one_of, read_field
 from axon.precision.microscaling import E2M1_CODES
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight columns is among the eight codes of an integer, the lowest first."""
-
-
-class Parts(Protocol):
-    """The arrays that one weight is stored as, by what their names end with."""
-
-    def __contains__(self, part: object) -> bool: ...
-    def shape(self, part: str) -> tuple[int, ...]: ...
-    def read(self, part: str) -> np.ndarray: ...
-
-
-class Method(Protocol):
-    """How a library stores weights in few bits.
-
-    `endings`: what the names of the parts of each end with, the first that of one which nothing else has. `name`: what
-    the weight's own name ends with in their place. `by_rows`: whether a part reads the rows of its first dimension
-    that are asked for alone, where a weight is large.
-    """
-
-    endings: tuple[str, ...]
-    name: str = ""
-    by_rows: bool = False
-
-    def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]: ...
-    def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray: ...
 
 
 class BitsAndBytes(Method):
@@ -82,7 +60,7 @@ class GPTQ(Method):
 
     def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
         bits = config["bits"]
-        codes, zeros = _codes(parts.read(".qweight").T, bits).T, _codes(parts.read(".qzeros"), bits)
+        codes, zeros = packed_codes(parts.read(".qweight").T, bits).T, packed_codes(parts.read(".qzeros"), bits)
         group = self._groups(parts, config, len(codes))
         if config.get("checkpoint_format", "gptq") != "gptq_v2":
             zeros = zeros + 1
@@ -116,7 +94,7 @@ class AWQ(Method):
         return ((codes - np.repeat(zeros, each, axis=0)) * scales).T
 
     def _columns(self, x: np.ndarray) -> np.ndarray:
-        return _codes(x, 4).reshape(len(x), -1, 8)[:, :, AWQ_ORDER].reshape(len(x), -1)
+        return packed_codes(x, 4).reshape(len(x), -1, 8)[:, :, AWQ_ORDER].reshape(len(x), -1)
 
 
 class FP8(Method):
@@ -161,9 +139,23 @@ METHODS: Mapping[str, Method] = {
 """By `quantization_config.quant_method`."""
 
 
+COMPRESSED = "compressed-tensors"
+READ = (*METHODS, COMPRESSED)
+"""What `quantization_config.quant_method` may be."""
+
+
 def is_read(config: Mapping[str, Any]) -> bool:
     """Whether weights with this `quantization_config` are read; bitsandbytes' in 4 bits alone."""
-    return config.get("quant_method") in [*METHODS] and not config.get("load_in_8bit")  # which may be anything
+    return config.get("quant_method") in [*READ] and not config.get("load_in_8bit")  # which may be anything
+
+
+def method_of(config: Mapping[str, Any]) -> Method:
+    """How weights are stored, by a `quantization_config` for which `is_read` holds.
+
+    Raises `UserError` for a format of compressed-tensors that is not read.
+    """
+    name = config["quant_method"]
+    return compressed_tensors(config) if name == COMPRESSED else METHODS[name]
 
 
 class QuantizedWeights(Weights):
@@ -175,7 +167,7 @@ class QuantizedWeights(Weights):
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         super().__init__(folder)
-        self._method, self._config, self._lock = METHODS[config["quant_method"]], config, Lock()
+        self._method, self._config, self._lock = method_of(config), config, Lock()
         self._last: tuple[Any, np.ndarray] | None = None
         self._stored = Weights(folder)
         key, *_ = endings = self._method.endings
@@ -242,10 +234,3 @@ class _StoredParts:
     def read(self, part: str) -> np.ndarray:
         others = (slice(None) for _ in self.shape(part)[1:])
         return self.weights.read(f"{self.stem}{part}", (self.rows, *others))
-
-
-def _codes(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers of so many bits that each integer of a row holds, the lowest first, one after the other."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    codes = (packed.astype(np.int32).view(np.uint32)[..., None] >> shifts) & np.uint32(2**bits - 1)
-    return codes.reshape(len(packed), -1).astype(np.int32)

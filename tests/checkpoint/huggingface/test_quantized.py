@@ -8,7 +8,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from axon.checkpoint.compare import CheckpointError
-from axon.checkpoint.huggingface.quantized import QuantizedWeights, is_read
+from axon.checkpoint.huggingface.quantized import QuantizedWeights, is_read, method_of
+from axon.errors import UserError
 
 OUT, IN, GROUP = 16, 64, 32
 NAME = "model.layers.0.mlp.up_proj"
@@ -152,6 +153,49 @@ def test_a_bias_beside_a_weight_in_few_bits_is_kept_but_one_of_zeros_that_the_mo
     weights = opened(tmp_path, parts | {".bias": bias}, {"quant_method": "gptq", "bits": 4, "group_size": GROUP})
     weights.complete("", {f"{NAME}.weight", *([f"{NAME}.bias"] if stored == "of the model" else [])})
     assert (f"{NAME}.bias" in weights.shapes) == (stored != "zero")
+
+
+@pytest.mark.parametrize(("bits", "groups", "zeros"), [(4, 2, False), (4, 2, True), (8, 1, False)])
+def test_compressed_tensors_packs_along_the_inputs_and_zeros_along_the_outputs(bits, groups, zeros, rng, tmp_path):
+    half = 2 ** (bits - 1)
+    codes, zero = rng.integers(-half, half, (OUT, IN)), rng.integers(-half, half, (OUT, groups)) * zeros
+    scales, order = rng.random((OUT, groups)).astype(np.float16), range(32 // bits)
+    parts = {
+        ".weight_packed": packed(codes + half, bits, order),
+        ".weight_scale": scales,
+        ".weight_shape": np.array([OUT, IN]),
+    } | ({".weight_zero_point": packed(zero.T + half, bits, order).T} if zeros else {})
+    expected = np.empty((OUT, IN), np.float32)
+    for o, i in np.ndindex(OUT, IN):
+        at = o, i * groups // IN
+        expected[o, i] = (codes[o, i] - zero[at]) * np.float32(scales[at])
+    check(opened(tmp_path, parts, {"quant_method": "compressed-tensors", "format": "pack-quantized"}), expected)
+
+
+@pytest.mark.parametrize("counts", [(OUT, 1), (1,), (2, 4)], ids=["output", "tensor", "block"])
+@pytest.mark.parametrize("form", ["int-quantized", "float-quantized"])
+def test_compressed_tensors_scales_numbers_of_8_bits(form, counts, rng, tmp_path):
+    values = rng.integers(-127, 128, (OUT, IN)).astype(np.int8 if form[0] == "i" else jnp.float8_e4m3fn)
+    scales = rng.random(counts).astype(np.float32)
+    tall, wide = (OUT // counts[0], IN // (*counts, 1)[1])
+    expected = np.empty((OUT, IN), np.float32)
+    for o, i in np.ndindex(OUT, IN):
+        expected[o, i] = np.float32(values[o, i]) * scales.reshape(-1, (*counts, 1)[1])[o // tall, i // wide]
+    parts = {".weight": values, ".weight_scale": scales}
+    check(opened(tmp_path, parts, {"quant_method": "compressed-tensors", "format": form}), expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
+        ({"format": "pack-quantized", "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
+        ({}, "null"),
+    ],
+)
+def test_other_formats_of_compressed_tensors_are_refused_by_name(said, named):
+    with pytest.raises(UserError, match=rf"format is .*{named}"):
+        method_of({"quant_method": "compressed-tensors", **said})
 
 
 def test_other_methods_are_not_read():

@@ -8,6 +8,7 @@ from jax import Array
 
 from axon.axes import Names, Reporting, current, einsum, stored_array, use_weight
 from axon.axes.patterns import Contraction
+from axon.chips.chip import Option
 from axon.nn.amax import amax_variable, report_to
 from axon.nn.param import Param, ParamSpec
 from axon.nn.weight_transform import Operand, Weight, WeightTransform, untransformed
@@ -38,6 +39,9 @@ class LowPrecision(WeightTransform):
 
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
         return LowPrecisionWeight(untransformed(weight, declared, self), self.recipe)
+
+    def options(self, platform: str) -> tuple[Option, ...]:
+        return self.recipe.options(platform)
 
     def fits(self, path: str, spec: ParamSpec) -> bool:
         is_able = self.recipe.takes_experts or EXPERTS not in spec.own

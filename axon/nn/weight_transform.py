@@ -12,6 +12,7 @@ from jax import Array
 
 from axon.axes import Names, base
 from axon.axes.patterns import Contraction
+from axon.chips.chip import Option
 from axon.composition import FREEZES, Part
 from axon.errors import UserError
 from axon.nn.param import Dims, Initializer, Param, ParamSpec, Variable, parameters
@@ -91,6 +92,10 @@ class WeightTransform(ABC):
     def name(self) -> str:
         """What a person calls it, for messages."""
         return type(self).__name__
+
+    def options(self, platform: str) -> tuple[Option, ...]:
+        """XLA's options for programs with its operands on a platform, over those of the chip."""
+        return ()
 
     @property
     def composition(self) -> tuple[Part, ...]:

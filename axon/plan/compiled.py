@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from axon.plan.collectives import COLLECTIVES, Collective, collectives
@@ -34,6 +35,7 @@ _PLUMBING = {
 VIEWS = {"bitcast", "get-tuple-element", "parameter", "tuple", "while", "call", "conditional", "optimization-barrier"}
 _PALLAS = 'custom_call_target="tpu_custom_call"'
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_OURS = re.compile(r"/(axon_\w+)/[^/\"]*\"")
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
@@ -105,9 +107,12 @@ def pallas_calls(module: Module) -> Iterator[tuple[str, Scheduled]]:
 
 
 def _custom_calls(module: Module) -> Iterator[tuple[str, Scheduled]]:
+    """By name, those inside fusions too, as on GPUs beside a slice of a stack."""
     for one in module.scheduled:
-        if (name := kernel_of(one.instruction)) is not None:
-            yield name, one
+        fused = module.inside(one.instruction) if one.instruction.opcode == "fusion" else ()
+        for each in (one.instruction, *fused):
+            if (name := kernel_of(each)) is not None:
+                yield name, replace(one, instruction=each)
 
 
 def kernel_of(one: Instruction) -> str | None:
@@ -115,12 +120,16 @@ def kernel_of(one: Instruction) -> str | None:
     target = _TARGET.search(one.attributes)
     if one.opcode != "custom-call" or target is None or target[1] in _PLUMBING:
         return None
-    return _kernel(one.name) if target[1] == "tpu_custom_call" else target[1]
+    return _kernel(one, target[1])
 
 
-def _kernel(name: str) -> str:
-    """The name that a Pallas call was given: JAX puts those of its transformations around it, and XLA a number."""
-    return re.sub(r"^(?:(?:jvp|transpose|vmap)_+)*|[_.\d]+$", "", name)
+def _kernel(call: Instruction, target: str) -> str:
+    """The name that a Pallas call was given, else its target. Of one for a TPU: JAX puts the names of its
+    transformations around it, and XLA a number; of one for a GPU it is a scope."""
+    if target == "tpu_custom_call":
+        return re.sub(r"^(?:(?:jvp|transpose|vmap)_+)*|[_.\d]+$", "", call.name)
+    scope = _OURS.search(call.attributes) if target.startswith("mosaic_gpu") else None
+    return scope[1] if scope else target
 
 
 def largest_arrays(module: Module, count: int = 5) -> list[str]:

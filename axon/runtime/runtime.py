@@ -78,6 +78,7 @@ class Runtime:
         placement = replace(placement or Placement.of(layout, devices), host=execution.host, disk=execution.disk)
         self.placement, context = with_context(placement, self.module, seq)
         options, without = xla_options(self.placement.devices)
+        options += tuple(one for each in transforms for one in each.options(self.placement.platform))
         self.compiler_options = {option.name: option.value for option in options} | dict(execution.compiler_options)
         check_compiler_options(execution, self.placement)
         leave_out_cached_programs(self.placement.devices)

@@ -109,7 +109,9 @@ def test_cycles_kernels_and_choices_are_told(report):
     assert made.kernels == {"axon_attention_forward": forwards, "axon_attention_backward": LAYERS}
     assert made.choices["attention"].startswith("tpu, causal")
     assert not made.uncounted
-    assert report("h200:8", {"data": 8}).choices["attention"].startswith("cudnn, causal")
+    gpu = report("h200:8", {"data": 8})
+    assert gpu.choices["attention"].startswith("mosaic, causal")
+    assert set(gpu.kernels) == {"axon_attention_forward", "axon_attention_dq", "axon_attention_dkv"}
 
 
 @pytest.mark.full

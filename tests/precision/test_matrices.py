@@ -45,6 +45,15 @@ def test_the_sum_over_axes_that_both_have_is_that_of_the_formula(case, out, rng)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
 
 
+def test_where_both_have_scales_by_row_and_block_they_are_multiplied_in_bfloat16(rng):
+    names = ("batch", "seq"), ("seq", "mlp")
+    a, b = operand(rng, names[0], {"batch": 3, "seq": 4}), operand(rng, names[1], {"seq": 4, "mlp": 16})
+    run = jax.jit(lambda a, b: matrices.product(a, names[0], b, names[1], ("batch", "mlp"), jnp.float32))
+    expected = wide(a) @ wide(b)
+    assert np.abs(run(a, b) - expected).max() < 2**-8 * (np.abs(wide(a)) @ np.abs(wide(b))).max()
+    assert "bf16" in str(jax.make_jaxpr(run)(a, b))
+
+
 def test_two_dtypes_or_an_axis_of_both_that_stays_are_none_of_matrices(rng):
     a, b = operand(rng, ("batch", "seq"), {}), operand(rng, ("seq", "mlp"), {})
     assert matrices.fits(a, ("batch", "seq"), b, ("seq", "mlp"), ("batch", "mlp"))

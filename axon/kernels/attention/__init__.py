@@ -156,6 +156,8 @@ def _chosen(
         "cudnn": without_cudnn or _off_gpu(cudnn.unsupported, *operands),
         "mosaic": _off_gpu(gpu_support.unsupported, *operands),
     }
+    if cudnn.takes_bias(q, k, config.mask, inputs):
+        of_gpus = dict(reversed(of_gpus.items()))
     return choose("attention", with_gpu(of_gpus, plain), str(config))
 
 
@@ -172,7 +174,7 @@ def _run(
 
 
 def _mosaic() -> Any:
-    """The Hopper kernels, for what cuDNN, which is as fast, does not take. Imported where they run."""
+    """The Hopper kernels, for what cuDNN does not take, or only with a bias. Imported where they run."""
     return import_module("axon.kernels.attention.gpu")
 
 

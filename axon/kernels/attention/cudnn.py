@@ -79,6 +79,11 @@ def unsupported(
     return _no_bias(q, k, config.mask, inputs)
 
 
+def takes_bias(q: Array, k: Array, mask: Mask, inputs: AttentionInputs) -> bool:
+    """Whether a part of the mask has to be said as a bias, of all pairs: then no tile that it hides is skipped."""
+    return Form.of(mask, q.shape[1], k.shape[1], inputs).rest is not None
+
+
 def _no_bias(q: Array, k: Array, mask: Mask, inputs: AttentionInputs) -> str | None:
     """Why what cuDNN does not know of a mask cannot be a bias; None if it can, or nothing has to be."""
     (batch, queries), keys = q.shape[:2], k.shape[1]

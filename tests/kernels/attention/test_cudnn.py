@@ -125,7 +125,7 @@ def check(rng, operands, config, inputs, of_lse=1.0):
 def test_what_is_said_to_cudnn_is_the_mask(mask, plain, h200, rng):
     q, k, v, documents = draw(rng)
     check(rng, (q, k, v), AttentionConfig(mask, 0.3), AttentionInputs((documents, documents)), of_lse=0.0)
-    assert h200.choices == {"attention": f"cudnn, {mask}"}
+    assert h200.choices["attention"].startswith(f"cudnn, {mask}")
 
 
 @pytest.mark.few(mask=(Causal() & Window(20), Prefix(30)), traced=(True,))

@@ -147,19 +147,21 @@ def chosen(requested, platform="gpu", chip="NVIDIA H200 141GB HBM3e", width=64, 
     return str(traced), scope.choices["attention"]
 
 
-def test_they_run_where_cudnn_cannot_or_where_they_are_requested_by_name():
+def test_they_run_where_cudnn_would_need_a_bias_or_where_they_are_requested_by_name():
     program, choice = chosen("mosaic")
     assert "axon_attention_forward" in program
     assert choice == "mosaic, causal (requested by name)"
-    packed = {"seq": 32768, "mask": Causal() & SameDocument()}
-    for short in (chosen(None), chosen(None, seq=4096, mask=packed["mask"])):
-        assert "axon_attention_forward" not in short[0]
-        assert short[1].startswith("cudnn")
-    program, choice = chosen(None, **packed)
+    program, choice = chosen(None)
+    assert "axon_attention_forward" not in program
+    assert choice == "cudnn, causal"
+    packed = Causal() & SameDocument()
+    program, choice = chosen(None, mask=packed)
     assert "axon_attention_forward" in program
-    assert re.match(r"mosaic, .*not cudnn: .* bias", choice)
+    assert choice == "mosaic, causal & same document"
+    older = "NVIDIA A100-SXM4-80GB"
+    assert re.match(r"cudnn, .*not mosaic: .*A100", chosen(None, chip=older, mask=packed)[1])
     assert re.match(
-        r"xla, .*not cudnn: .* bias.*not mosaic: .*A100", chosen(None, chip="NVIDIA A100-SXM4-80GB", **packed)[1]
+        r"xla, .*not mosaic: .*A100.*not cudnn: .* bias", chosen(None, chip=older, mask=packed, seq=32768)[1]
     )
     lacking = ("tpu", "", 64, "a tpu"), ("gpu", "NVIDIA B200", 64, "B200"), ("gpu", "NVIDIA H100", 96, "96")
     for platform, chip, width, reason in lacking:

@@ -75,10 +75,10 @@ def test_at_32k_tokens_a_ring_sends_no_more_than_its_formula(target, program):
     permuted = [one for one in found if one.kind == "collective-permute"]
     sent = sum(one.times * one.sent for one in permuted)
     assert sent <= keys * (2 + 2 + 4) + 2 * 4 * tokens
-    # XLA for GPUs has one transfer at a time beside work, and cuDNN's attention is one piece of work.
+    # XLA for GPUs has one transfer at a time beside work.
     least = 0.7 if target.startswith("h200") else 1
     assert sum(one.times * one.sent for one in permuted if one.asynchronous) >= least * sent
-    assert pairs_of_positions({shape for _, shape in arrays(text)}, seq, one_head=target.startswith("h200")) == []
+    assert pairs_of_positions({shape for _, shape in arrays(text)}, seq) == []
 
 
 @pytest.mark.full
@@ -89,14 +89,8 @@ def test_at_32k_tokens_a_cpus_program_has_no_array_of_all_pairs(lowered, placed)
     assert pairs_of_positions(shapes, seq) == []
 
 
-def pairs_of_positions(shapes, seq, one_head=False):
-    """Those of the size of a device's positions by a device's positions, or more: two such dimensions, or as large.
-
-    But for those of `one_head`: which pairs are of one document, as cuDNN is told.
-    """
+def pairs_of_positions(shapes, seq):
+    """Those of the size of a device's positions by a device's positions, or more: two such dimensions, or as large."""
     own = seq // DEVICES
     pairs = BATCH * DIMS["heads"] * own**2
-    documents = BATCH * own**2 if one_head else 0
-    return [
-        s for s in shapes if math.prod(s) >= pairs or (sum(size >= own for size in s) > 1 and math.prod(s) > documents)
-    ]
+    return [s for s in shapes if math.prod(s) >= pairs or sum(size >= own for size in s) > 1]

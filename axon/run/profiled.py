@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+
 from axon.checkpoint import Checkpoints
 from axon.errors import UserError
 from axon.run.folder import RunFolder
@@ -13,6 +15,11 @@ from axon.run.tree import Train
 
 WARM_UP = 2
 """Steps before the traced ones: the first places what later ones find in place."""
+
+
+GPU_OPTIONS = {"xla_gpu_enable_command_buffer": ""}
+"""XLA's, under those of `Execution.compiler_options`: with CUDA graphs a trace says of a kernel which graph started it,
+and not which operation it is."""
 
 
 def profiled(train: Train, steps: int, folder: Path, report: Callable[[str], None]) -> Path:
@@ -32,8 +39,10 @@ def profiled(train: Train, steps: int, folder: Path, report: Callable[[str], Non
         )
     if RunFolder(folder).config.is_file():
         raise UserError(f"{folder} (--to) has a run: name a new folder")
+    options = {**train.execution.compiler_options, **(GPU_OPTIONS if jax.default_backend() == "gpu" else {})}
     alone = replace(
         train,
+        execution=replace(train.execution, compiler_options=options),
         run_dir=str(folder),
         checkpoints=Checkpoints(every=train.steps + 1),
         evaluation=None,

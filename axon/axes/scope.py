@@ -94,11 +94,6 @@ def execution() -> Execution:
     return UNSCOPED if scope is None else scope.execution
 
 
-def exact(scope: Scope) -> Scope:
-    """The same with float32 operands, multiplied as such: TPUs would round them to bfloat16."""
-    return replace(scope, compute=jnp.float32, precision=lax.Precision.HIGHEST)
-
-
 @contextmanager
 def activate(scope: Scope) -> Iterator[Scope]:
     """Put `scope` in force inside the `with` block."""
@@ -123,6 +118,11 @@ def _changed(change: Callable[[Scope], Scope]) -> Iterator[None]:
 def in_block(kind: str) -> AbstractContextManager[None]:
     """Put in force, inside the `with` block, what the layout says of a block of this kind alone."""
     return _changed(lambda scope: replace(scope, placement=scope.placement.in_block(kind)))
+
+
+def exact() -> AbstractContextManager[None]:
+    """Put in force, inside the `with` block, float32 operands, multiplied as such: TPUs would round to bfloat16."""
+    return _changed(lambda scope: replace(scope, compute=jnp.float32, precision=lax.Precision.HIGHEST))
 
 
 def valid_rows(count: Array) -> AbstractContextManager[None]:

@@ -1,7 +1,6 @@
 """Gated DeltaNet: linear attention whose state forgets and corrects itself (Yang et al., arXiv:2412.06464)."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -105,10 +104,9 @@ class GatedDeltaNet(nnx.Module):
     def _gates(self, x: Array) -> tuple[Array, Array]:
         """log_decay and beta, `batch seq delta_heads per_head`, float32."""
         names = "batch seq delta_heads per_head"
-        scope = axes.current()
         beta, step = (einsum(f"batch seq embed, embed delta_heads per_head -> {names}", x, one).astype(jnp.float32)
                       for one in (self.beta, self.decay))  # fmt: skip
-        with nullcontext() if scope is None else axes.activate(axes.exact(scope)):
+        with axes.exact():
             step = jax.nn.softplus(add(f"{names}, delta_heads per_head -> {names}", step, self.step))
             rate = add(f"{names}, delta_heads per_head -> {names}", jnp.zeros_like(step), self.rate)
         return -jnp.exp(rate) * step, jax.nn.sigmoid(beta)

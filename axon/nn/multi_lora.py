@@ -12,7 +12,7 @@ from axon.axes import Names, einsum, strip_roles
 from axon.axes.contraction import broadcast_to_axes
 from axon.axes.patterns import Contraction
 from axon.errors import UserError
-from axon.nn.lora import GROUPS, AdaptedWeight
+from axon.nn.adapted_weight import GROUPS, AdaptedWeight
 from axon.nn.param import Param, ParamSpec
 from axon.nn.quantized import quantized_format
 from axon.nn.weight_transform import Operand, Weight, WeightTransform

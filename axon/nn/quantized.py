@@ -7,13 +7,14 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import Array
 
-from axon.axes import Names, base, einsum, strip_roles
+from axon.axes import Names, einsum
 from axon.axes.patterns import Contraction
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul.quantize import rounded, scale_of
 from axon.nn.four_bits import FourBits, FourBitWeight, not_drawn
+from axon.nn.output_scales import scaled_product
 from axon.nn.param import Param, ParamSpec
 from axon.nn.weight_transform import Operand, Weight, WeightTransform, beside, untransformed
 from axon.parallel.expert import Matrix
@@ -96,19 +97,8 @@ class QuantizedWeight(Operand):
         return self.values.axes
 
     def contract(self, contraction: Contraction, x: Array) -> Array:
-        """See `axon.axes.CompositeWeight`. Where a contraction sums over outputs of W, `x` is scaled before it."""
-        called = dict(zip(strip_roles(contraction.right), contraction.right, strict=True))
-        scales = tuple(called[base(name)] for name in self.scales.axes)
-        plain = set(strip_roles(scales))
-        if plain <= set(strip_roles(contraction.out)):
-            return self._scaled(contraction.out, scales, einsum(contraction.text, x, self.values))
-        if plain <= set(strip_roles(contraction.left)):
-            return einsum(contraction.text, self._scaled(contraction.left, scales, x), self.values)
-        kept = tuple(name for name in scales if base(name) not in strip_roles(contraction.out))
-        out = (*kept, *contraction.out)  # each of those that are summed has its own scales
-        operands = f"{' '.join(contraction.left)}, {' '.join(contraction.right)}"
-        y = self._scaled(out, scales, einsum(f"{operands} -> {' '.join(out)}", x, self.values))
-        return jnp.sum(y, axis=tuple(range(len(kept))))
+        """See `axon.axes.CompositeWeight`."""
+        return scaled_product(contraction, x, self.scales, lambda inner, x: einsum(inner.text, x, self.values))
 
     def grouped(self, bias: Any) -> Matrix:
         return Matrix(self.values.get_value(), self.scales.get_value(), bias)
@@ -118,10 +108,6 @@ class QuantizedWeight(Operand):
 
     def merged(self, values: Mapping[str, Array]) -> Array:
         return values["values"].astype(jnp.float32) * jnp.expand_dims(values["scales"], self.summed)
-
-    def _scaled(self, names: Names, scales: Names, x: Array) -> Array:
-        of_x = " ".join(names)
-        return einsum(f"{of_x}, {' '.join(scales)} -> {of_x}", x, self.scales)
 
 
 def quantized_format(weights: Any) -> Any:

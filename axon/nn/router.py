@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,8 +137,7 @@ class Router(nnx.Module):
 
     def _logits(self, x: Array) -> Array:
         """`batch seq.residual experts`, the scores of all experts on each device."""
-        scope = axes.current()
-        with axes.activate(axes.exact(scope)) if scope else nullcontext():
+        with axes.exact():
             logits = einsum(f"{STREAM} embed, embed experts -> {STREAM} experts", x.astype(jnp.float32), self.matrix)
             if self.has_logit_bias:
                 logits = add(f"{STREAM} experts, experts -> {STREAM} experts", logits, self.logit_bias)

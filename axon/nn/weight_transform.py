@@ -38,6 +38,11 @@ class Operand(nnx.Module):
     def axes(self) -> Names:
         """The axes of the weight."""
 
+    @property
+    def drawn_with_weight(self) -> "tuple[Param, ...]":
+        """Of its parameters those whose initial values follow from the weight's, and are drawn by its key."""
+        return ()
+
     @abstractmethod
     def contract(self, contraction: Contraction, x: Array) -> Array:
         """See `axon.axes.CompositeWeight`."""
@@ -138,8 +143,10 @@ def transform_weights(module: nnx.Module, transforms: Sequence[WeightTransform])
             raise UserError(f"{kind}.paths = {transform.paths!r} matches no matrix: {kind} takes no vectors and biases")
         for path in taken:
             owner, name = whose[path]
-            found[path] = transform.operand(vars(owner)[name], weights[path], declared[path])
-            setattr(owner, name, found[path])
+            made = found[path] = transform.operand(vars(owner)[name], weights[path], declared[path])
+            setattr(owner, name, made)
+            for param in made.drawn_with_weight:
+                param.set_metadata(drawn_as=path)
     trained = _trained(transforms, declared)
     for path, weight in weights.items():
         weight.set_metadata(drawn_as=path, trained=path in trained)

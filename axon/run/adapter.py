@@ -12,7 +12,8 @@ from axon.checkpoint.huggingface.tables import table_for
 from axon.errors import UserError, suggest
 from axon.fields import Location
 from axon.model_config import vocab_of
-from axon.nn.lora import AdaptedWeight, LoRA
+from axon.nn.adapted_weight import AdaptedWeight
+from axon.nn.lora import LoRA
 from axon.runtime import Runtime
 
 
@@ -36,7 +37,7 @@ def lora_of(adapter: Adapter, pieces: Pieces, base: str) -> LoRA:
             f"{adapter.name} adapts {some[0]} in some layers alone: LoRA here is of all layers of a kind of block"
         )
     paths = tuple(path for path, known in there.items() if all(known))
-    return LoRA(paths, adapter.rank, adapter.alpha, adapter.rank_stabilized)
+    return LoRA(paths, adapter.rank, adapter.alpha, adapter.rank_stabilized, adapter.dora)
 
 
 def factors_in(model: Any, runtime: Runtime) -> Factors:
@@ -70,7 +71,8 @@ def read_factors(source: str, base: HubModel | None, runtime: Runtime) -> dict[s
 def factor_specs(runtime: Runtime) -> dict[str, ArraySpec]:
     """Those of the factors that a runtime with LoRA has, by path."""
     adapted = [path for path, one in runtime.operands.items() if isinstance(one, AdaptedWeight)]
-    return {path: runtime.parameters[path] for one in adapted for path in (f"{one}/{factor}" for factor in FACTORS)}
+    paths = [f"{one}/{factor}" for one in adapted for factor in FACTORS]
+    return {path: runtime.parameters[path] for path in paths if path in runtime.parameters}
 
 
 def lora_of_run(train: Any, run: str) -> LoRA:

@@ -46,8 +46,19 @@ class Beside(Protocol):
 def adapter_beside(source: str, trained: Trained) -> Beside:
     """The adapter in a folder of PEFT's, `hf:DIR_OR_NAME`, or the folder of a run with LoRA, for a model.
 
-    Raises `UserError` if there is none, or it is of another model.
+    Raises `UserError` if there is none, or it is of another model, or more than two factors.
     """
+    found = _adapter(source, trained)
+    if found.lora.dora:
+        raise UserError(
+            f"{source} is an adapter of DoRA (LoRA.dora, use_dora), which scales the model's own products too, and "
+            f"beside a model are factors alone: name it as the model, in which it is merged, "
+            f"{source if is_hub(source) or not (Path(source) / ADAPTER).is_file() else PREFIX + source}"
+        )
+    return found
+
+
+def _adapter(source: str, trained: Trained) -> Beside:
     if is_hub(source):
         return _OfPeft(source, trained)
     folder = Path(as_path(source, "the adapter"))

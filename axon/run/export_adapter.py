@@ -38,11 +38,13 @@ def export_adapter(run: str, out: str | Path, base: str | None, report: Report) 
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rank_stabilized,
+        "use_dora": lora.dora,
         "lora_dropout": 0.0,
     }
     with atomic_folder(out, "OUT") as part:
         write_adapter(part, factors, Theirs(factors.pieces, fetch_from(flattened(values))), settings, hub.digest())
-    report(f"{len(factors.pieces.shapes) // 2} adapted matrices of {hub.name} in {out}: axon serve {PREFIX}{out}")
+    matrices = len(factors.pieces.shapes) // (2 + lora.dora)
+    report(f"{matrices} adapted matrices of {hub.name} in {out}: axon serve {PREFIX}{out}")
 
 
 def _base(train: Train, run: str) -> str:

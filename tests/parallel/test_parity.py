@@ -46,6 +46,7 @@ ROUNDS = Execution(remat=("dispatched",), unroll=False, capacity_factor=1.0)
 """So that there are overflow rounds."""
 
 LORA = LoRA(("layers/*", "embedding/*"), rank=4, others=("norm/*",))
+DORA = replace(LORA, dora=True)
 DENSE_MODEL = Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)
 TEACHER = Llama(**SIZES | {"embed": 48}, layers=1, kv_heads=4, mlp=64)
 
@@ -61,6 +62,7 @@ def rounded(recipe: Recipe, tolerance: float = 0.02) -> Problem:
 PROBLEMS = {
     "dense": Problem(DENSE_MODEL),
     "adapted": Problem(DENSE_MODEL, transforms=(LORA,), steps=3),
+    "DoRA": Problem(DENSE_MODEL, transforms=(DORA,), steps=3),
     "recorded": Problem(DENSE_MODEL, transforms=(RecordAmax(history=2),), steps=3),
     "recorded experts": Problem(EXPERTS, transforms=(RecordAmax(),), steps=3, execution=ROUNDS),
     "int8": rounded(Int8(emulate=True)),
@@ -72,6 +74,7 @@ PROBLEMS = {
         DENSE_MODEL, Distillation(2.0, "reverse", next_token=0.5), steps=3, references={"teacher": TEACHER}
     ),
     "adapted experts": Problem(EXPERTS, transforms=(LORA,), steps=3, execution=ROUNDS),
+    "DoRA of experts": Problem(EXPERTS, transforms=(DORA,), steps=3, execution=ROUNDS),
     "experts": Problem(EXPERTS, steps=3, execution=ROUNDS),
     "dropped": Problem(replace(EXPERTS, routing=replace(ROUTING, capacity=1.0)), steps=1, execution=ROUNDS),
     "kinds of block": Problem(
@@ -249,6 +252,8 @@ FULL = [
         ("zero 2", "three-dimensional", "microbatches"),
     ),
     *of("adapted experts", *OF_SEVERAL_KINDS),
+    *of("DoRA", ("zero 3", "tensor"), ("pipeline", "zero 3", "overlap")),
+    *of("DoRA of experts", ("expert", "zero 3", "three-dimensional")),
     *of("recorded", ("zero 3", "sequence", "ring"), ("zero 2", "three-dimensional", "microbatches")),
     *of("recorded experts", *OF_SEVERAL_KINDS[:5]),
     *of("distilled", COMPOSITIONS[1], ("context", "microbatches")),
@@ -268,6 +273,8 @@ FULL = [
     *of("Qwen3-Next", ("zero 3", "tensor", "sequence"), ("zero 3", "sequence", "ring"), ("expert", "pipeline")),
 ]
 SLOW = [
+    *of("DoRA", *alone(*DENSE)),
+    *of("DoRA of experts", *OF_SEVERAL_KINDS),
     *of("adapted", *alone(*DENSE), *COMPOSITIONS),
     *of("recorded", *alone(*DENSE), *COMPOSITIONS),
     *of("recorded experts", *alone(*OF_EXPERTS), *OF_SEVERAL_KINDS, *MORE_OF_SEVERAL_KINDS[1:]),

@@ -58,6 +58,8 @@ def peft(hub, tmp_path, rng):
         for name, (outputs, inputs) in ADAPTED.items():
             arrays[f"base_model.model.{name}.lora_A.weight"] = rng.normal(size=(RANK, inputs))
             arrays[f"base_model.model.{name}.lora_B.weight"] = rng.normal(size=(outputs, RANK))
+            if settings.get("use_dora"):
+                arrays[f"base_model.model.{name}.lora_magnitude_vector"] = rng.uniform(1, 2, size=outputs)
         if table:
             arrays["base_model.model.model.embed_tokens.lora_embedding_A"] = rng.normal(size=(RANK, 320))
             arrays["base_model.model.model.embed_tokens.lora_embedding_B"] = rng.normal(size=(32, RANK))
@@ -74,20 +76,22 @@ def merged(hub, arrays, scale, folder):
     weights = load_file(folder / "model.safetensors")
     for name in ADAPTED:
         a, b = (arrays[f"{ROOT}{name}.lora_{factor}.weight"].astype(np.float64) for factor in "AB")
-        weights[f"{name}.weight"] = (weights[f"{name}.weight"] + scale * b @ a).astype(np.float32)
-    if table := arrays.get(f"{ROOT}model.embed_tokens.lora_embedding_A") is not None:
+        whole = weights[f"{name}.weight"] + scale * b @ a
+        if (magnitude := arrays.get(f"{ROOT}{name}.lora_magnitude_vector")) is not None:
+            whole *= (magnitude / np.linalg.norm(whole, axis=1))[:, None]
+        weights[f"{name}.weight"] = whole.astype(np.float32)
+    if f"{ROOT}model.embed_tokens.lora_embedding_A" in arrays:
         a, b = (arrays[f"{ROOT}model.embed_tokens.lora_embedding_{factor}"].astype(np.float64) for factor in "AB")
         weights["model.embed_tokens.weight"] = (weights["model.embed_tokens.weight"] + scale * (b @ a).T).astype(
             np.float32
         )
-    assert table == (len(arrays) > 2 * len(ADAPTED))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-@pytest.mark.parametrize(("stabilized", "table"), [(False, True), (True, False)])
-def test_an_adapter_is_the_model_with_its_products_added(stabilized, table, hub, peft, few, tmp_path, rng):
-    folder, arrays = peft(table, use_rslora=stabilized)
+@pytest.mark.parametrize(("stabilized", "table", "dora"), [(False, True, False), (True, False, True)])
+def test_an_adapter_is_the_model_with_its_products_added(stabilized, table, dora, hub, peft, few, tmp_path, rng):
+    folder, arrays = peft(table, use_rslora=stabilized, use_dora=dora)
     scale = ALPHA / (RANK**0.5 if stabilized else RANK)
     whole = merged(hub, arrays, scale, tmp_path / "whole")
     tokens = rng.integers(0, 320, (2, 12)).astype(np.int32)
@@ -117,11 +121,15 @@ def tuning(trained, hub):
     return of
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout({"data": 2, "tensor": 2}, zero=3)], ids=["one", "split"])
+@pytest.mark.parametrize(
+    ("layout", "dora"),
+    [(Layout(), False), (Layout({"data": 2, "tensor": 2}, zero=3), True)],
+    ids=["one", "DoRA, split"],
+)
 def test_a_run_starts_from_an_adapter_and_its_own_goes_out_as_it_came(
-    layout, peft, tuning, do, few, hub, tmp_path, rng
+    layout, dora, peft, tuning, do, few, hub, tmp_path, rng
 ):
-    folder, arrays = peft()
+    folder, arrays = peft(use_dora=dora)
     train = tuning(folder, layout=layout)
     assert len(train.transforms[0].paths) == len(ADAPTED)
     ran = do(train, tmp_path / "run", devices=layout.mesh.get("tensor", 1) * 2 if layout.zero else 1)
@@ -135,7 +143,7 @@ def test_a_run_starts_from_an_adapter_and_its_own_goes_out_as_it_came(
         np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-4)
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())
-    plain = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "fan_in_fan_out": False}
+    plain = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "fan_in_fan_out": False, "use_dora": dora}
     assert config.items() >= plain.items()
     assert config["base_model_name_or_path"] == str(hub)
     assert config["target_modules"] == sorted(ADAPTED)
@@ -239,8 +247,29 @@ def test_what_an_adapter_has_that_the_model_has_not_is_named(peft):
     alone = {name: value for name, value in arrays.items() if "v_proj.lora_B" not in name}
     with pytest.raises(UserError, match=r"v_proj\.lora_A\.weight, without its other factor"):
         open_trained(changed(folder, alone))
-    with pytest.raises(UserError, match=r"adapter_config\.json: use_dora is true"):
+    with pytest.raises(UserError, match=r"lora_A\.weight, without its other factor.*lora_magnitude_vector"):
         open_trained(changed(folder, arrays, {"use_dora": True}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"init_lora_weights": "olora"}, r"init_lora_weights is 'olora'.*path_initial_model_for_weight_conversion"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, r"layer_replication is \[\[0, 1\], \[0, 1\]\]"),
+        ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern is"),
+        ({"alora_invocation_tokens": [3, 4]}, "alora_invocation_tokens is"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused_by_the_field_that_says_so(settings, named, peft):
+    folder, arrays = peft()
+    with pytest.raises(UserError, match=rf"adapter_config\.json: {named}"):
+        open_trained(changed(folder, arrays, settings))
+
+
+def test_beside_a_model_an_adapter_of_dora_is_refused_with_how_to_name_it(peft, hub, few):
+    folder, _ = peft(use_dora=True)
+    with few(1), pytest.raises(UserError, match=rf"an adapter of DoRA.*name it as the model.*hf:{folder}"):
+        greedy(f"hf:{hub}", str(folder))
 
 
 def test_a_reference_without_adapters_is_said_to_be_without_the_one_that_the_run_starts_from(peft, tuning):

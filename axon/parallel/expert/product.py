@@ -35,12 +35,14 @@ class LowRank:
 @dataclass(frozen=True)
 class Matrix:
     """A matrix of each expert: `values`, times a scale for each of its outputs where it is in 8 bits, or those of which
-    `decode` makes it with `parts`; and a bias. Its products report to `report`, or are made by `recipe`."""
+    `decode` makes it with `parts`; plus a product of low rank; times a factor for each of its outputs; and a bias. Its
+    products report to `report`, or are made by `recipe`."""
 
     values: Stored  # experts inputs outputs
     scales: Stored | None = None  # experts outputs
     bias: Stored | None = None  # experts outputs
     low: LowRank | None = None
+    factors: Stored | None = None  # experts outputs
     report: Report | None = None
     recipe: Recipe | None = field(default=None, metadata={"static": True})
     parts: Sequence[Stored] = ()  # experts …
@@ -71,7 +73,8 @@ class Products:
         return self._through(product, matrix, rows, weights)
 
     def _through(self, product: "_Product", matrix: Matrix, rows: Array, *weights: Array) -> Array:
-        """The product with its scales, that of low rank, and the bias times the rows' weights, if there are any."""
+        """The product with its scales, that of low rank, its factors, and the bias times the rows' weights, if there
+        are any."""
         experts, inputs, columns = product.weight
         outputs = PartitionSpec(experts, columns)
         if matrix.decode is not None:
@@ -92,6 +95,8 @@ class Products:
             from_rank = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, columns), product.out)
             narrow = self._use(to_rank, matrix.low.a, rows)
             out += (matrix.low.scale * self._use(from_rank, matrix.low.b, narrow)).astype(out.dtype)
+        if matrix.factors is not None:
+            out = self._use(_Scaled(self.mesh, product.out, outputs), matrix.factors, out)
         if matrix.bias is not None:
             out = self._use(_Sum(self.mesh, product.out, outputs), matrix.bias, out, *weights)
         return out
@@ -193,18 +198,22 @@ class _Reporting(Operation):
 
 @dataclass(frozen=True)
 class _Scaled(Operation):
-    """Rows times the scales of each one's expert, which are not trained; specs of both."""
+    """Rows times the scales of each one's expert; specs of both."""
 
     mesh: ExpertMesh
     rows: PartitionSpec
     scales: PartitionSpec
 
-    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Array]:
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, tuple[Array | None, Array]]:
         rows, sizes = operands
-        return self._times(weight, rows, sizes), sizes
+        return self._times(weight, rows, sizes), (rows if weight.trained else None, sizes)
 
-    def backward(self, weight: StoredWeight, saved: Array, cotangent: Array) -> tuple[Array | None, ...]:
-        return None, self._times(weight, cotangent, saved), None
+    def backward(
+        self, weight: StoredWeight, saved: tuple[Array | None, Array], cotangent: Array
+    ) -> tuple[Array | None, ...]:
+        rows, sizes = saved
+        gradient = None if rows is None else self._of_scales(rows, sizes, cotangent)
+        return gradient, self._times(weight, cotangent, sizes), None
 
     def _times(self, weight: StoredWeight, rows: Array, sizes: Array) -> Array:
         def local(rows: Array, scales: Array, sizes: Array) -> Array:
@@ -213,6 +222,17 @@ class _Scaled(Operation):
 
         run = per_device(local, (self.rows, self.scales, self.mesh.rows), self.rows)
         return run(reshard(rows, self.rows), weight.gathered(self.scales), sizes)
+
+    def _of_scales(self, rows: Array, sizes: Array, cotangent: Array) -> Array:
+        """The gradient of the scales: of each device's part of the rows."""
+
+        def local(rows: Array, sizes: Array, dy: Array) -> Array:
+            products = _flat(rows).astype(jnp.float32) * _flat(dy).astype(jnp.float32)
+            return _sum_by_expert(self.mesh, products, sizes)
+
+        of_scales = partial_spec(self.scales, (*self.mesh.replicas, *_copies_of(self.mesh, self.rows)))
+        run = per_device(local, (self.rows, self.mesh.rows, self.rows), of_scales)
+        return run(reshard(rows, self.rows), sizes, reshard(cotangent, self.rows))
 
 
 @dataclass(frozen=True)
@@ -239,13 +259,11 @@ class _Sum(Operation):
     def backward(self, weight: StoredWeight, saved: Sequence[Array], cotangent: Array) -> tuple[Array | None, ...]:
         def local(dy: Array, bias: Array, sizes: Array, *weights: Array) -> tuple[Array, ...]:
             dy, factor = _flat(dy), self._factor(weights)
-            own = _is_own(sizes, dy.shape[0], dy.dtype)
-            # Rows of no expert may hold anything, NaN too, which a product with 0 would carry on.
-            weighted = jnp.where(jnp.any(own, axis=1, keepdims=True), dy * factor, 0)
-            db = _dot(self.mesh, own.T, weighted.astype(dy.dtype), self.mesh.scope.reduce)
+            db = _sum_by_expert(self.mesh, (dy * factor).astype(dy.dtype), sizes)
             if not weights:
                 return (db,)
             by_expert = _dot(self.mesh, dy, bias.T, jnp.float32)
+            own = _is_own(sizes, dy.shape[0], dy.dtype)
             return db, jnp.sum(by_expert * own, axis=1) * self._is_first()
 
         inputs = (self.rows, self.bias, *(self.mesh.rows for _ in saved))
@@ -266,8 +284,17 @@ class _Sum(Operation):
 
     @property
     def _copies(self) -> Names:
-        """The mesh axes whose devices have copies of the rows, of which one counts."""
-        return self.mesh.mlp if len(self.rows) == 3 else ()
+        """Of the copies of the rows one counts."""
+        return _copies_of(self.mesh, self.rows)
+
+
+def _sum_by_expert(mesh: ExpertMesh, rows: Array, sizes: Array) -> Array:
+    """`rows outputs` → `experts outputs`, the sum over each expert's rows.
+
+    Rows of no expert may hold anything, NaN too, which a product with 0 would carry on.
+    """
+    own = _is_own(sizes, rows.shape[0], rows.dtype)
+    return _dot(mesh, own.T, jnp.where(jnp.any(own, axis=1, keepdims=True), rows, 0), mesh.scope.reduce)
 
 
 def _of_each_row(mesh: ExpertMesh, of_experts: Array, sizes: Array, rows: int) -> Array:
@@ -284,6 +311,11 @@ def _is_own(sizes: Array, rows: int, dtype: Any) -> Array:
     rows without a gather or a scatter."""
     ends, number = jnp.cumsum(sizes), jnp.arange(rows)[:, None]
     return ((ends - sizes <= number) & (number < ends)).astype(dtype)
+
+
+def _copies_of(mesh: ExpertMesh, rows: PartitionSpec) -> Names:
+    """The mesh axes whose devices have copies of the rows."""
+    return mesh.mlp if len(rows) == 3 else ()
 
 
 def _flat(rows: Array) -> Array:

@@ -1,0 +1,111 @@
+"""A weight with a product of low rank beside it, W + scale · A·B."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from axon import axes
+from axon.axes import Names, base, einsum, strip_roles
+from axon.axes.contraction import contract
+from axon.axes.patterns import Contraction
+from axon.nn.param import Param, constant, fan_in
+from axon.nn.weight_transform import LookUp, Operand, Weight, beside
+from axon.parallel.expert import LowRank, Matrix
+
+GROUPS = ("experts",)
+"""Axes that count matrices: both factors have them."""
+
+
+class AdaptedWeight(Operand):
+    """`base`, and beside it the factors `a` (groups inputs rank) and `b` (groups rank outputs), times `scale`."""
+
+    def __init__(self, weight: Weight, declared: Param, inputs: Names, rank: int, scale: float):
+        self.base, self.scale = weight, scale
+        groups = groups_of(declared.axes, inputs)
+        outputs = outputs_of(declared.axes, inputs)
+        drawn = fan_in(" ".join(inputs))
+        self.a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, sizes={"rank": rank})
+        self.b = beside(
+            declared, (*groups, "rank", *outputs), constant(0.0), jnp.float32, sizes={"rank": rank}, decay=True
+        )
+
+    @property
+    def axes(self) -> Names:
+        return self.base.axes
+
+    def contract(self, contraction: Contraction, x: Array) -> Array:
+        """`x·W + scale · (x·A)·B`; where a contraction sums over outputs of W, B comes first."""
+        y = einsum(contraction.text, x, self.base)
+        return y + self.scale * self._low(contraction, x)
+
+    def grouped(self, bias: Any) -> Matrix:
+        low = LowRank(self.a.get_value(), self.b.get_value(), self.scale)
+        if isinstance(self.base, Operand):
+            return replace(self.base.grouped(bias), low=low)
+        return Matrix(axes.stored_array(self.base, "experts"), bias=bias, low=low)
+
+    def looked_up(self, ids: Array, look_up: LookUp) -> Array:
+        rows, table = "batch seq.residual", self.axes[1]
+        low = einsum(f"{rows} rank, rank {table} -> {rows} {table}", look_up(self.a, ids), self.b)
+        return look_up(self.base, ids) + self.scale * low
+
+    def whole(self) -> Array:
+        full = self.base.whole() if isinstance(self.base, Operand) else axes.gathered(self.base)
+        a, b = axes.gathered(self.a), axes.gathered(self.b)
+        return full + self.scale * einsum(product_pattern(self.a.axes, self.b.axes, self.axes), a, b)
+
+    def derived(self, value: Array) -> dict[str, Array]:
+        if isinstance(self.base, Operand):
+            return {f"base/{name}": part for name, part in self.base.derived(value).items()}
+        return {"base": value.astype(self.base.get_value().dtype)}
+
+    def merged(self, values: Mapping[str, Array]) -> Array:
+        full = self._merged_base(values)
+        stack = tuple(f"stack{i}" for i in range(full.ndim - len(self.axes)))
+        a, b, out = ((*stack, *names) for names in (self.a.axes, self.b.axes, self.axes))
+        return full + self.scale * contract(values["a"], a, values["b"], b, out)
+
+    def _merged_base(self, values: Mapping[str, Array]) -> Array:
+        """The base in float32, of what `values` have of it."""
+        own = {path.removeprefix("base/"): value for path, value in values.items() if path.startswith("base")}
+        return (self.base.merged(own) if isinstance(self.base, Operand) else own["base"]).astype(jnp.float32)
+
+    def _own(self, names: Names, narrow: Array) -> Array:
+        """The products with the first factor, of these axes, that the second factor is multiplied with."""
+        return narrow
+
+    def _low(self, contraction: Contraction, x: Array) -> Array:
+        """`(x·A)·B`, in the order in which the contraction sums."""
+        called = dict(zip(self.axes, contraction.right, strict=True)) | {"rank": "rank"}
+        summed = set(strip_roles(contraction.left)) - set(strip_roles(contraction.out))
+        of_a, of_b = (tuple(called[name] for name in factor.axes) for factor in (self.a, self.b))
+        inputs = set(strip_roles(self.a.axes)) - set(GROUPS)
+        first, last = (of_a, self.a), (of_b, self.b)
+        if not summed & inputs:
+            first, last = last, first
+        names, factor = first
+        here = set(strip_roles(names)) - set(GROUPS)
+        kept = tuple(name for name in contraction.left if base(name) not in summed & here)
+        new = tuple(name for name in names if base(name) not in (*strip_roles(contraction.left), "rank"))
+        middle = (*kept, *new, "rank")
+        narrow = self._own(middle, einsum(product_pattern(contraction.left, names, middle), x, factor))
+        names, factor = last
+        return einsum(product_pattern(middle, names, contraction.out), narrow, factor)
+
+
+def groups_of(axes: Names, inputs: Names) -> Names:
+    """The axes along which a weight is several matrices; none of a router's, whose outputs the experts are."""
+    groups = tuple(name for name in axes if base(name) in GROUPS)
+    return groups if set(axes) - {*groups, *inputs} else ()
+
+
+def outputs_of(axes: Names, inputs: Names) -> Names:
+    """The axes of a weight that are neither its inputs nor count matrices."""
+    return tuple(name for name in axes if name not in (*groups_of(axes, inputs), *inputs))
+
+
+def product_pattern(left: Names, right: Names, out: Names) -> str:
+    return f"{' '.join(left)}, {' '.join(right)} -> {' '.join(out)}"

@@ -90,7 +90,7 @@ class DecomposedWeight(AdaptedWeight):
         return lax.stop_gradient(axes.gathered(factor))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Scales:
     """An `axon.axes.Weight` that is computed."""
 

@@ -230,7 +230,7 @@ def factors_of(pieces: Pieces, stored: Mapping[str, ArraySpec], adapted: Collect
 
 def _end(factor: str, is_table: bool) -> str:
     """How the name of a factor of ours ends there."""
-    return dict(zip(FACTORS, (*(TABLE if is_table else MATRIX), MAGNITUDE), strict=True))[factor]
+    return (*(TABLE if is_table else MATRIX), MAGNITUDE)[FACTORS.index(factor)]
 
 
 RANK = Dim(("rank",), None, ())

@@ -1,17 +1,21 @@
 """A weight with a product of low rank beside it, W + scale · A·B."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import Names, base, einsum, strip_roles
 from axon.axes.contraction import contract
 from axon.axes.patterns import Contraction
 from axon.nn.param import Param, constant, fan_in
+from axon.nn.pissa import Principal, of_source
 from axon.nn.weight_transform import LookUp, Operand, Weight, beside
 from axon.parallel.expert import LowRank, Matrix
 
@@ -20,13 +24,24 @@ GROUPS = ("experts",)
 
 
 class AdaptedWeight(Operand):
-    """`base`, and beside it the factors `a` (groups inputs rank) and `b` (groups rank outputs), times `scale`."""
+    """`base`, and beside it the factors `a` (groups inputs rank) and `b` (groups rank outputs), times `scale`.
 
-    def __init__(self, weight: Weight, declared: Param, inputs: Names, rank: int, scale: float):
-        self.base, self.scale = weight, scale
+    Where they are `principal`, they are made of the weight, and the base is what remains of it.
+    """
+
+    def __init__(
+        self,
+        weight: Weight,
+        declared: Param,
+        inputs: Names,
+        rank: int,
+        scale: float,
+        principal: Principal | None = None,
+    ):
+        self.base, self.inputs, self.rank, self.scale, self.principal = weight, inputs, rank, scale, principal
         groups = groups_of(declared.axes, inputs)
         outputs = outputs_of(declared.axes, inputs)
-        drawn = fan_in(" ".join(inputs))
+        drawn = (of_source if principal else fan_in)(" ".join(inputs))
         self.a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, sizes={"rank": rank})
         self.b = beside(
             declared, (*groups, "rank", *outputs), constant(0.0), jnp.float32, sizes={"rank": rank}, decay=True
@@ -58,6 +73,37 @@ class AdaptedWeight(Operand):
         return full + self.scale * einsum(product_pattern(self.a.axes, self.b.axes, self.axes), a, b)
 
     def derived(self, value: Array) -> dict[str, Array]:
+        if self.principal is None:
+            return self._derived_base(value)
+        residual, a, b = self._split(value.astype(jnp.float32), self.principal)
+        return self._derived_base(residual) | {"a": a, "b": b}
+
+    def _split(self, value: Array, principal: Principal) -> tuple[Array, Array, Array]:
+        """What remains of the weight without scale · A·B, and A and B: layer by layer, each whole on every device."""
+        scope = axes.current()
+        own = scope.placement.spec(self.axes, "params") if scope else (None,) * len(self.axes)
+        order = *groups_of(self.axes, self.inputs), *self.inputs, *outputs_of(self.axes, self.inputs)
+        count = len(groups_of(self.axes, self.inputs))
+        sides = count, count + len(self.inputs)
+
+        def split(weight: Array) -> tuple[Array, Array, Array]:
+            whole = lax.transpose(axes.reshard(weight, PartitionSpec()), [self.axes.index(name) for name in order])
+            groups, inputs, outputs = (whole.shape[i:j] for i, j in zip((0, *sides), (*sides, None), strict=True))
+            matrix = whole.reshape(*groups, math.prod(inputs), math.prod(outputs)) / self.scale
+            factors = axes.per_device(
+                lambda one: principal(one, self.rank), (PartitionSpec(),), (PartitionSpec(), PartitionSpec())
+            )
+            a, b = factors(matrix)
+            a, b = a.reshape(*groups, *inputs, self.rank), b.reshape(*groups, self.rank, *outputs)
+            low = self.scale * contract(a, self.a.axes, b, self.b.axes, self.axes)
+            return weight - axes.reshard(low, PartitionSpec(*own)), a, b
+
+        stack, each = value.ndim - len(self.axes), split
+        for _ in range(stack):
+            each = partial(lax.map, each)
+        return each(axes.reshard(value, PartitionSpec(*(None,) * stack, *own)))
+
+    def _derived_base(self, value: Array) -> dict[str, Array]:
         if isinstance(self.base, Operand):
             return {f"base/{name}": part for name, part in self.base.derived(value).items()}
         return {"base": value.astype(self.base.get_value().dtype)}

@@ -14,6 +14,7 @@ from axon.axes.patterns import Contraction
 from axon.nn.adapted_weight import AdaptedWeight, groups_of, outputs_of, product_pattern
 from axon.nn.output_scales import scaled, scaled_product
 from axon.nn.param import Initializer, Param
+from axon.nn.pissa import Principal
 from axon.nn.weight_transform import LookUp, Weight, beside
 from axon.parallel.expert import Matrix
 
@@ -28,9 +29,16 @@ class DecomposedWeight(AdaptedWeight):
     `magnitude` and `norm` (groups outputs, float32) begin as ‖W‖.
     """
 
-    def __init__(self, weight: Weight, declared: Param, inputs: Names, rank: int, scale: float):
-        super().__init__(weight, declared, inputs, rank, scale)
-        self.inputs = inputs
+    def __init__(
+        self,
+        weight: Weight,
+        declared: Param,
+        inputs: Names,
+        rank: int,
+        scale: float,
+        principal: Principal | None = None,
+    ):
+        super().__init__(weight, declared, inputs, rank, scale, principal)
         names = (*groups_of(declared.axes, inputs), *outputs_of(declared.axes, inputs))
         value = declared.get_value()
         drawn = _NormOf(declared.init, declared.axes, value.shape[len(declared.stack) :], value.dtype, inputs)
@@ -57,7 +65,8 @@ class DecomposedWeight(AdaptedWeight):
     def derived(self, value: Array) -> dict[str, Array]:
         parts = super().derived(value)
         norm = self._norm(self._merged_base(parts))
-        return parts | {"magnitude": norm, "norm": norm}
+        magnitude = norm if self.principal is None else self._norm(super().merged(parts))
+        return parts | {"magnitude": magnitude, "norm": norm}
 
     def merged(self, values: Mapping[str, Array]) -> Array:
         full = super().merged(values)

@@ -12,6 +12,7 @@ from axon.errors import UserError
 from axon.nn.adapted_weight import AdaptedWeight, outputs_of
 from axon.nn.dora import DecomposedWeight
 from axon.nn.param import Param, ParamSpec
+from axon.nn.pissa import Principal
 from axon.nn.weight_transform import Operand, Weight, WeightTransform
 from axon.path_patterns import Patterns
 
@@ -30,6 +31,9 @@ class LoRA(WeightTransform):
             arXiv:2312.03732).
         dora: W becomes magnitude · (W + scale · A·B) / norm, a magnitude for each output: DoRA (Liu et al.,
             arXiv:2402.09353), see `axon.nn.dora`.
+        init: 'normal', as above; or 'pissa': A and B begin as the leading singular vectors of W, which becomes what
+            remains of it (Meng et al., arXiv:2404.02948), so that the run starts as the model. pissa_iterations: of the
+            randomised decomposition, 16 in the paper; None for the exact one.
         others: patterns of the model's parameters that train beside the adapters, such as norms.
         base: the dtype in which W is stored; None for its own.
     """
@@ -39,6 +43,8 @@ class LoRA(WeightTransform):
     alpha: float = 16.0
     rank_stabilized: bool = False
     dora: bool = False
+    init: Literal["normal", "pissa"] = "normal"
+    pissa_iterations: int | None = None
     others: Patterns = ()
     base: Literal["float32", "bfloat16"] | None = None
 
@@ -47,6 +53,13 @@ class LoRA(WeightTransform):
     def __post_init__(self):
         check_range(self, "[1, inf)", "rank")
         check_range(self, "(0, inf)", "alpha")
+        check_range(self, "[0, 1000]", "pissa_iterations")
+        if self.pissa_iterations is not None and self.keeps_weights:
+            raise UserError("LoRA.pissa_iterations is of LoRA.init = 'pissa': set that too, or leave it out")
+
+    @property
+    def keeps_weights(self) -> bool:
+        return self.init != "pissa"
 
     @property
     def scale(self) -> float:
@@ -64,8 +77,10 @@ class LoRA(WeightTransform):
         if self.base is not None:
             declared.set_value(jax.ShapeDtypeStruct(declared.get_value().shape, jnp.dtype(self.base)))
         kind = DecomposedWeight if self.dora else AdaptedWeight
-        return kind(weight, declared, spec.inputs, self.rank, self.scale)
+        principal = None if self.keeps_weights else Principal(self.pissa_iterations)
+        return kind(weight, declared, spec.inputs, self.rank, self.scale, principal)
 
     @property
     def text(self) -> str:
-        return f"{'DoRA' if self.dora else 'LoRA'} of rank {self.rank}, scale {self.scale:g}"
+        start = "" if self.keeps_weights else ", begun as PiSSA"
+        return f"{'DoRA' if self.dora else 'LoRA'} of rank {self.rank}, scale {self.scale:g}{start}"

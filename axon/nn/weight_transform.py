@@ -81,12 +81,17 @@ class WeightTransform(ABC):
     `paths` are patterns of the model's parameters, of which only matrices are taken; by default those of the blocks but
     for routers, whose choice turns on small differences. `adapts`: whether its operands' own parameters train, and
     then nothing else does, but what `others` matches. `freezes`: whether some of the model's weights do not.
+    `keeps_weights`: whether the model without its operands is what a run starts from.
     """
 
     paths: Patterns | None
     adapts: ClassVar[bool] = False
     freezes: ClassVar[bool] = True
     others: Patterns = ()
+
+    @property
+    def keeps_weights(self) -> bool:
+        return True
 
     @abstractmethod
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:

@@ -56,6 +56,11 @@ def read_factors(source: str, base: HubModel | None, runtime: Runtime) -> dict[s
     adapter = open_adapter(source, model_folder(source))
     if base is not None:
         adapter.check_base(base.digest(), base.name)
+    if any(one.principal for one in runtime.operands.values() if isinstance(one, AdaptedWeight)):
+        raise UserError(
+            f"InitFrom.adapter = {source!r} is beside the weights of its model, of which LoRA.init = 'pissa' takes a "
+            "part: leave one of the two out"
+        )
     scales = {one.scale for one in runtime.operands.values() if isinstance(one, AdaptedWeight)}
     if scales != {adapter.scale}:
         raise UserError(

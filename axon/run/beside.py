@@ -55,6 +55,11 @@ def adapter_beside(source: str, trained: Trained) -> Beside:
             f"beside a model are factors alone: name it as the model, in which it is merged, "
             f"{source if is_hub(source) or not (Path(source) / ADAPTER).is_file() else PREFIX + source}"
         )
+    if not found.lora.keeps_weights:
+        raise UserError(
+            f"{source} is of LoRA.init = 'pissa', whose factors have a part of the model's weights: axon export "
+            f"{source} OUT --adapter makes an adapter of the model of them, {PREFIX}OUT; or name the run as the model"
+        )
     return found
 
 

@@ -124,6 +124,11 @@ def _without_adapters(trained: Runtime, names: Sequence[str]) -> list[WeightTran
     """The transforms of what is trained but for adapters. Raises `UserError` where the references of these `names`
     would not be what training begins with: without adapters, or where other parameters train beside them."""
     adapters = [one for one in trained.transforms if one.adapts]
+    if names and (moved := [one for one in adapters if not one.keeps_weights]):
+        raise UserError(
+            f"Train.references[{names[0]!r}] is AdaptersOff(), and {moved[0].text} takes a part of the model's weights "
+            "into the adapters: set it to a Reference() to the model that the run starts from, or LoRA.init = 'normal'"
+        )
     kind = next((type(one).__name__ for one in adapters if one.others), None)
     if names and (kind or not adapters):
         why = f"{kind}.others trains parameters that have no adapter" if kind else "Train.transforms has no adapter"

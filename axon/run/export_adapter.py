@@ -12,6 +12,7 @@ from axon.run.adapter import factors_in, lora_of_run
 from axon.run.folder import RunFolder
 from axon.run.init_from import InitFrom
 from axon.run.inspect import runtime_of
+from axon.run.pissa_adapter import beside_whole_weights
 from axon.run.trained import Report, TrainedRun
 from axon.run.tree import Train
 from axon.runtime import flattened
@@ -29,7 +30,10 @@ def export_adapter(run: str, out: str | Path, base: str | None, report: Report) 
     lora = lora_of_run(trained.train, run)
     hub = open_model(base or _base(trained.train, run))
     runtime = runtime_of(trained.train, report)
-    own, values, _ = trained.unmerged(runtime)
+    own, nested_values, _ = trained.unmerged(runtime)
+    values = flattened(nested_values)
+    if not lora.keeps_weights:
+        lora, own, values = beside_whole_weights(run, lora, own, values, hub)
     factors = factors_in(trained.train.model, own)
     name = hub.name.removeprefix(PREFIX)
     settings = {
@@ -42,7 +46,7 @@ def export_adapter(run: str, out: str | Path, base: str | None, report: Report) 
         "lora_dropout": 0.0,
     }
     with atomic_folder(out, "OUT") as part:
-        write_adapter(part, factors, Theirs(factors.pieces, fetch_from(flattened(values))), settings, hub.digest())
+        write_adapter(part, factors, Theirs(factors.pieces, fetch_from(values)), settings, hub.digest())
     matrices = len(factors.pieces.shapes) // (2 + lora.dora)
     report(f"{matrices} adapted matrices of {hub.name} in {out}: axon serve {PREFIX}{out}")
 

@@ -15,11 +15,14 @@ from axon.nn.lora import LoRA
 from axon.nn.quantized import Quantize
 from axon.run import program
 from axon.run.convert import convert
+from axon.run.export_adapter import export_adapter
 from axon.run.inspect import evaluate_run, generate_text, logits_of
 from axon.run.trained import open_trained
-from axon.runtime import flattened
+from axon.runtime import flattened, nested
 from axon.serve.request import Sampling
+from axon.train.adapters_off import AdaptersOff
 from axon.train.optimizers import AdamW, Constant, Group, OneBitAdam
+from axon.train.preference import DPO
 
 ADAPT = (LoRA(rank=4, others=("norm/*",)),)
 SPLIT = Layout({"data": 2, "tensor": 2}, zero=3)
@@ -112,15 +115,20 @@ def test_another_run_starts_from_the_merged_weights(adapted, trained, do, few, t
 
 
 def test_a_group_of_the_optimizer_gives_b_a_rate_of_its_own(adapting, few, rng):
+    """LoRA+, as docs/adapters.md writes it."""
     faster = AdamW(Constant(1e-3), groups=(Group("*/b", rate=16.0),))
     with few(1):
         made = program(replace(adapting, optimizer=faster, transforms=(LoRA(rank=4),)))
         batch = {name: np.zeros(spec.shape, spec.dtype) for name, spec in made.evaluator.specs.items()}
         batch |= {name: rng.integers(0, 300, batch[name].shape, np.int32) for name in ("tokens", "targets")}
         batch["weights"] += 1
-        state, _ = made.step(made.init(), made.place(batch))
-    moved = [np.abs(value) for path, value in flattened(state.parameters).items() if path.endswith("/b")]
-    np.testing.assert_allclose(np.median(np.concatenate([one.ravel() for one in moved])), 16e-3, rtol=1e-2)
+        begun = {path: np.asarray(x) for path, x in flattened(made.init().parameters).items()}
+        begun |= {p: rng.normal(size=x.shape).astype(x.dtype) / 9 for p, x in begun.items() if p.endswith("/b")}
+        state, _ = made.step(made.begin(nested(begun)), made.place(batch))
+    moved = {path: np.abs(value - begun[path]) for path, value in flattened(state.parameters).items()}
+    for factor, rate in (("/a", 1e-3), ("/b", 16e-3)):
+        steps = np.concatenate([one.ravel() for path, one in moved.items() if path.endswith(factor)])
+        np.testing.assert_allclose(np.median(steps), rate, rtol=2e-2)
 
 
 def test_what_cannot_freeze_is_refused_with_both_names(adapting):
@@ -154,3 +162,30 @@ def test_a_base_in_8_bits_is_made_of_the_source_and_its_adapters_train(adapting,
     with few(1):
         merged = evaluate_run(str(ran.folder), None, ran.train.evaluation.batches, silent)
     assert merged.loss == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("dora", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["DoRA", "LoRA"])
+def test_begun_as_pissa_a_run_starts_as_the_model_and_its_adapter_is_of_the_model(
+    dora, adapting, hub, do, few, tmp_path, rng
+):
+    tokens = rng.integers(0, 300, (1, 8)).astype(np.int32)
+    lora = LoRA(rank=4, init="pissa", dora=dora)
+    mine = replace(adapting, transforms=(lora,), optimizer=AdamW(Constant(3e-3)))
+    ran = do(replace(mine, layout=SPLIT, steps=2), tmp_path / "run", devices=4)
+    with few(1):
+        made = program(replace(ran.train, layout=Layout()))
+        source = open_trained(f"hf:{hub}")
+        read = source.read(made.runtime, {path: path for path in made.runtime.declared})
+        begun = flattened(nested({path: made.runtime.derived(path, value) for path, value in read.items()}))
+        for path, value in made.runtime.merged(begun).items():
+            np.testing.assert_allclose(value, read[path], atol=1e-6, err_msg=path)
+        export_adapter(str(ran.folder), tmp_path / "out", None, silent)
+        ours, exact = (logits_of(one, tokens) for one in (str(ran.folder), f"hf:{tmp_path / 'out'}"))
+        np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-4)
+        assert np.max(np.abs(ours - logits_of(f"hf:{hub}", tokens))) > 1e-3
+        with pytest.raises(UserError, match=r"LoRA\.init = 'pissa'.*axon export .*--adapter"):
+            generate_text(f"hf:{hub}", "alpha", Sampling(1), silent, adapter=str(ran.folder))
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["r"] == 8
+    referring = replace(mine, objective=DPO(), references={"reference": AdaptersOff()})
+    with pytest.raises(UserError, match=r"AdaptersOff\(\), and .*PiSSA takes a part"):
+        program(referring)

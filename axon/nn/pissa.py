@@ -26,7 +26,8 @@ class Principal:
 
     def _decomposed(self, matrix: Array, rank: int) -> tuple[Array, Array, Array]:
         if self.iterations is None:
-            return jnp.linalg.svd(matrix, full_matrices=False)
+            u, s, v = jnp.linalg.svd(matrix, full_matrices=False)
+            return u, s, v
         turned = jnp.swapaxes(matrix, -1, -2)
         basis = _orthonormal(matrix @ jax.random.normal(jax.random.key(0), (matrix.shape[-1], rank)))
         for _ in range(self.iterations):

@@ -23,6 +23,7 @@ from axon.serve.request import Sampling
 from axon.train.adapters_off import AdaptersOff
 from axon.train.optimizers import AdamW, Constant, Group, OneBitAdam
 from axon.train.preference import DPO
+from axon.train.references import References
 
 ADAPT = (LoRA(rank=4, others=("norm/*",)),)
 SPLIT = Layout({"data": 2, "tensor": 2}, zero=3)
@@ -183,9 +184,8 @@ def test_begun_as_pissa_a_run_starts_as_the_model_and_its_adapter_is_of_the_mode
         ours, exact = (logits_of(one, tokens) for one in (str(ran.folder), f"hf:{tmp_path / 'out'}"))
         np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-4)
         assert np.max(np.abs(ours - logits_of(f"hf:{hub}", tokens))) > 1e-3
-        with pytest.raises(UserError, match=r"LoRA\.init = 'pissa'.*axon export .*--adapter"):
+        with pytest.raises(UserError, match="an adapter of DoRA" if dora else "axon export .*--adapter"):
             generate_text(f"hf:{hub}", "alpha", Sampling(1), silent, adapter=str(ran.folder))
     assert json.loads((tmp_path / "out/adapter_config.json").read_text())["r"] == 8
-    referring = replace(mine, objective=DPO(), references={"reference": AdaptersOff()})
     with pytest.raises(UserError, match=r"AdaptersOff\(\), and .*PiSSA takes a part"):
-        program(referring)
+        References.of(DPO(), {"reference": AdaptersOff()}, made.runtime, 8)

@@ -37,6 +37,12 @@ class LanguageModel(nnx.Module):
     start_id: int | None = None
     """What a text begins with that answers a prompt; None: it goes on from the prompt."""
 
+    predicts_tokens: bool = True
+    """Whether `output` is used; else what is made of the last hidden state is made by a part that was put on top."""
+
+    on_top: tuple[str, ...] = ()
+    """Names of the parts that a config of `axon.tune` put on the last hidden state."""
+
     def __init__(
         self,
         dims: Dims,
@@ -101,10 +107,14 @@ class LanguageModel(nnx.Module):
 
         What remat repeats does not count, nor a look-up in a table.
         """
-        others = ("layers/", "norm/", "head", "mtp/")
+        others = ("layers/", "norm/", "head", "mtp/", *self.on_top)
         embedded = any(not path.startswith(others) and path not in frozen for path in parameters(self))
         total, below = self.layers.training_flops(seq, paths_in("layers", frozen), embedded)
         below = below or is_trained(self.norm, paths_in("norm", frozen))
+        beside = [(name, part) for name in self.on_top if hasattr(part := getattr(self, name), "flops_per_token")]
+        total += sum(part.flops_per_token(seq, paths_in(name, frozen)) for name, part in beside)
+        if not self.predicts_tokens:
+            return total
         head = self.flops_by_part(seq)["head"]
         own = 0 if ("embedding/table" if self.tied else "head") in frozen else head
         total += head + own + (head if below else 0)

@@ -78,11 +78,16 @@ class EncoderDecoder(TextModel, Protocol):
 
 
 def check_writes(model: Any) -> None:
-    """Raise `UserError` for a module that writes no text, as an encoder."""
+    """Raise `UserError` for a module that writes no text, as an encoder or a classifier of texts."""
     if not isinstance(model, TextModel):
         raise UserError(
             f"a {type(model).__name__} cannot write a text: generation needs an axon.nn.LanguageModel, which predicts "
             "the next token, or an encoder–decoder as models.t5.T5 builds one"
+        )
+    if not getattr(model, "predicts_tokens", True):
+        raise UserError(
+            f"this model's last hidden state makes its {' and '.join(getattr(model, 'on_top', ()))}, and its head for "
+            "tokens is not trained: it cannot write a text. Name the run, or the model, that it was made of"
         )
 
 

@@ -1,5 +1,6 @@
 """A language model with a critic: what is answered, and how good that is expected to be."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ from flax import nnx
 from jax import Array
 
 from axon.nn import Auxiliary, Dims, Inputs, Param, constant
+from axon.nn.flops import paths_in
 from axon.train.preference import token_scores
 from axon.tune.reward_model import RewardModel
 from axon.tune.with_head import WithHead
@@ -32,6 +34,10 @@ class ValueModel(nnx.Module):
         own, _, auxiliary = self.model.hidden(inputs)
         return token_scores(own, self.model.score), auxiliary.within("critic/model")
 
+    def flops_per_token(self, seq: int, frozen: Collection[str] = ()) -> int:
+        """See `axon.nn.LanguageModel.flops_per_token`."""
+        return self.model.flops_per_token(seq, paths_in("model", frozen))
+
 
 @dataclass(frozen=True)
 class ActorCritic(WithHead):
@@ -47,5 +53,6 @@ class ActorCritic(WithHead):
 
     def build(self) -> Any:
         module = self.model.build()
+        module.on_top = ("critic",)
         module.critic = ValueHead(module.dims) if self.critic is None else ValueModel(RewardModel(self.critic).build())
         return module

@@ -18,4 +18,5 @@ class RewardModel(WithHead):
     def build(self) -> Any:
         module = self.model.build()
         module.score = Param("embed", module.dims, normal(module.dims["embed"] ** -0.5))
+        module.on_top, module.predicts_tokens = ("score",), False
         return module

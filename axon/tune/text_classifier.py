@@ -35,4 +35,5 @@ class TextClassifier(WithHead):
         module = self.model.build()
         dims = {**module.dims, "classes": len(self.labels)}
         module.classifier = Param("embed classes", dims, normal(dims["embed"] ** -0.5))
+        module.on_top, module.predicts_tokens = ("classifier",), False
         return module

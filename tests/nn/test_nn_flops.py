@@ -8,6 +8,7 @@ from flax import nnx
 from axon.nn import Embedding, Param, Routing, parameters
 from axon.nn.flops import forward_flops
 from axon.plan.flops import count_flops
+from axon.tune import ActorCritic, RewardModel, TextClassifier
 from models.gpt2 import GPT2
 from models.llama import Llama
 from models.mixtral import Mixtral
@@ -55,6 +56,20 @@ def test_a_frozen_weight_counts_what_its_backward_still_has():
     assert count(layers, around, {"head"}) == forward + 2 * head
     only_down = layers - {"layers/block/mlp/down"}
     assert count(only_down, around, {"head"}) == forward + passed_on + LLAMA.layers * 2 * down + 4 * head
+
+
+def test_what_is_scored_has_no_head_of_tokens_and_a_critic_of_its_own_counts_beside(rng):
+    seq, frozen = int(rng.integers(1, 50)), {"layers/block/mlp/down"}
+    plain, head = LLAMA.build(), 2 * LLAMA.embed * LLAMA.vocab
+    scored, classified = RewardModel(LLAMA).build(), TextClassifier(LLAMA, ("a", "b")).build()
+    assert scored.flops_per_token(seq) == classified.flops_per_token(seq) == plain.flops_per_token(seq) - 3 * head
+    every = set(parameters(plain))
+    assert scored.flops_per_token(seq, every) == plain.flops_per_token(seq, every) - head  # forward alone
+    assert ActorCritic(LLAMA).build().flops_per_token(seq, frozen) == plain.flops_per_token(seq, frozen)
+    both = ActorCritic(LLAMA, LLAMA).build()
+    assert both.flops_per_token(seq) == plain.flops_per_token(seq) + scored.flops_per_token(seq)
+    in_critic = {f"critic/model/{path}" for path in frozen}
+    assert both.flops_per_token(seq, in_critic) == plain.flops_per_token(seq) + scored.flops_per_token(seq, frozen)
 
 
 def test_experts_are_frozen_by_what_a_token_chooses():

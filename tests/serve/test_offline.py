@@ -13,6 +13,8 @@ from axon.layout import Layout, sequence_parallel, tensor_3d
 from axon.runtime import Runtime
 from axon.serve import Capacity, Engine, Finish, Request, Sampling, answers, offline
 from axon.serve.offline import capacity_for, write
+from axon.serve.text_model import check_writes
+from axon.tune import TextClassifier
 from models.bert import Bert
 from models.gpt2 import GPT2
 from models.llama import Llama
@@ -135,3 +137,5 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(small):
         write(*small, None, [Request((1,), Sampling(logit_bias={64: 1.0}))])
     with pytest.raises(UserError, match="a BertModel cannot write a text: generation needs"):
         write(Runtime(Bert(64, 16, 1, 2, 24), Layout(), devices=jax.devices()[:1]), {}, {}, None, [Request((1,))])
+    with pytest.raises(UserError, match=r"makes its classifier, .* it cannot write a text"):
+        check_writes(TextClassifier(GPT2(VOCAB, 32, 1, 4, 48, positions=70), ("a", "b")).build())

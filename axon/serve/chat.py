@@ -13,7 +13,7 @@ from axon.data.tokenizer import Tokenizer
 from axon.disk import reading
 from axon.errors import UserError, did_you_mean, suggest
 from axon.foreign_json import NULL, TEXT, Kind, list_of, read_field, read_json
-from axon.serve.chat_turns import WEIGHT, Renderer, Turns, learned_spans, marked_spans, turn_spans
+from axon.serve.chat_turns import WEIGHT, Renderer, Turns, marked_spans, turn_spans, weighted_spans
 from axon.serve.special import Hiding, SpecialText
 from axon.serve.template import Template
 
@@ -86,18 +86,18 @@ class Chat:
         return self._special.encode(_before(text, end) if end else text, render.hiding)
 
     def turns(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> "Turns":
-        """The ids of a whole chat, and which of them the assistant writes.
+        """The ids of a whole chat, and what counts of them, which the assistant writes.
 
         That is what the template marks by `{% generation %}`; else, of each message of the assistant, what is rendered
         after the prompt that opens it, up to the last special token there. The text is encoded once, as it is rendered
-        whole: an id is the assistant's if it begins within its text. A message of the assistant with `weight` 0, as in
-        OpenAI's files, is not learned. Raises as `ids`, for other weights, and for a template that marks nothing and
-        does not render a chat's first messages as the beginning of the chat.
+        whole: an id is the assistant's if it begins within its text. Such a message counts by its `weight`, 1 where it
+        has none; with 0, as in OpenAI's files, it is not learned. Raises as `ids`, for other weights, and for a
+        template that marks nothing and does not render a chat's first messages as the beginning of the chat.
         """
         plain = [{name: value for name, value in one.items() if name != WEIGHT} for one in messages]
         hidden, render = self._renderer(plain, tools, {})
         text, spans = marked_spans(render, hidden) if render.template.marks_turns else turn_spans(render, hidden)
-        return Turns.of(self._special.located(text, render.hiding), learned_spans(spans, messages), self._tokenizer)
+        return Turns.of(self._special.located(text, render.hiding), weighted_spans(spans, messages), self._tokenizer)
 
     def reply(self, messages: Sequence[Message]) -> list[int]:
         """The ids of messages that follow an answer, and of the prompt that opens the next one.
@@ -108,7 +108,7 @@ class Chat:
         hidden, render = self._renderer([*ANSWERED, *messages], None, {})
         answer = turn_spans(render, hidden)[1][0]
         located = self._special.located(render(hidden, add_generation_prompt=True), render.hiding)
-        learned = Turns.of(located, [answer], self._tokenizer).learned
+        learned = Turns.of(located, {answer: 1.0}, self._tokenizer).learned
         return [token for token, *_ in located[len(learned) - learned[::-1].index(True) :]]
 
     def _renderer(

@@ -1,5 +1,6 @@
 """Which part of a chat the assistant writes: spans of the rendered text, and from them ids."""
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,34 +32,39 @@ class Renderer:
 
 @dataclass(frozen=True)
 class Turns:
-    """The ids of a chat; `learned`: which of them the assistant writes."""
+    """The ids of a chat; `weights`: how much each counts that the assistant writes, 0 of the others."""
 
     ids: tuple[int, ...]
-    learned: tuple[bool, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def learned(self) -> tuple[bool, ...]:
+        """Which of the ids count."""
+        return tuple(weight > 0 for weight in self.weights)
 
     @classmethod
-    def of(cls, located: Sequence[tuple[int, int, int]], spans: Sequence[Span], tokenizer: Tokenizer) -> "Turns":
-        """Of the ids, each with where it is in the text, those that begin in one of the spans.
+    def of(cls, located: Sequence[tuple[int, int, int]], spans: Mapping[Span, float], tokenizer: Tokenizer) -> "Turns":
+        """Of the ids, each with where it is in the text, those that begin in one of the spans, with its weight.
 
         White space after a special token there is the template's, and not learned; a token that ends texts and follows
         a span at once is. Where the text ends in a span without a special token, such an end is put after it, so that
         the model learns to stop.
         """
-        ids, learned = [token for token, *_ in located], [False] * len(located)
-        for begin, end in spans:
+        ids, weights = [token for token, *_ in located], [0.0] * len(located)
+        for (begin, end), weight in spans.items():
             own = [place for place, (_, start, stop) in enumerate(located) if begin <= start < end and stop > start]
             if not own:
                 continue
             closed = _closed(tokenizer, [ids[place] for place in own])
             for place in own[: closed or len(own)]:
-                learned[place] = True
+                weights[place] = weight
             after = own[-1] + 1
             if not closed and after == len(ids):
                 ids.append(tokenizer.bos if tokenizer.bos in tokenizer.ends else min(tokenizer.ends))
-                learned.append(True)
+                weights.append(weight)
             elif not closed and ids[after] in tokenizer.ends:
-                learned[after] = True
-        return cls(tuple(ids), tuple(learned))
+                weights[after] = weight
+        return cls(tuple(ids), tuple(weights))
 
 
 def _closed(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
@@ -102,23 +108,27 @@ def turn_spans(render: Renderer, messages: Sequence[Mapping[str, Any]]) -> tuple
     return text, spans
 
 
-def learned_spans(spans: Sequence[Span], messages: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """The spans, one for each message of the assistant, without those whose message has the `weight` 0."""
+def weighted_spans(spans: Sequence[Span], messages: Sequence[Mapping[str, Any]]) -> dict[Span, float]:
+    """The spans, one for each message of the assistant, with the `weight` of each message, 1 where it has none; without
+    those of weight 0."""
     for number, message in enumerate(messages):
-        if (weight := message.get(WEIGHT)) not in (None, 0, 1) or (weight and message["role"] != ASSISTANT):
+        weight = message.get(WEIGHT)
+        is_weight = isinstance(weight, int | float) and 0 <= weight < math.inf
+        if weight is not None and not (is_weight and (not weight or message["role"] == ASSISTANT)):
             raise UserError(
-                f"messages[{number}].weight is {weight!r}, of role {message['role']!r}; expected of the assistant's 0, "
-                "which is not learned, or 1: to weigh sources against each other, use the field weights"
+                f"messages[{number}].weight is {weight!r}, of role {message['role']!r}; expected of the assistant's a "
+                "number, 0 for what is not learned: to weigh sources against each other, use the field weights"
             )
-    weights = [message.get(WEIGHT) != 0 for message in messages if message["role"] == ASSISTANT]
-    if all(weights):
-        return [*spans]
+    own = [message.get(WEIGHT) for message in messages if message["role"] == ASSISTANT]
+    weights = [1.0 if weight is None else float(weight) for weight in own]
+    if set(weights) <= {1.0}:
+        return dict.fromkeys(spans, 1.0)
     if len(spans) != len(weights):
         raise UserError(
-            f"messages have weight 0, and of {len(weights)} messages of the assistant the template marks {len(spans)} "
+            f"messages have weights, and of {len(weights)} messages of the assistant the template marks {len(spans)} "
             "parts: put {% generation %} and {% endgeneration %} around each of them in the template"
         )
-    return [span for span, learned in zip(spans, weights, strict=True) if learned]
+    return {span: weight for span, weight in zip(spans, weights, strict=True) if weight}
 
 
 def _shared_length(one: str, other: str) -> int:

@@ -12,7 +12,8 @@ from axon.tune.packing import Document
 
 @dataclass(frozen=True)
 class Chats(Examples):
-    """Conversations, for supervised fine-tuning: of the next token, weights are 1 where the assistant writes it.
+    """Conversations, for supervised fine-tuning: of the next token, weights are 1 where the assistant writes it, or
+    the `weight` of the message.
 
     A record is in OpenAI's form (`messages`), ShareGPT's (`conversations`) or Alpaca's (`instruction`, `input`,
     `output`), or has a `prompt` and a `completion`, each a text or messages. The model's chat template makes one text
@@ -20,6 +21,7 @@ class Chats(Examples):
     """
 
     formats: ClassVar[tuple[Format, ...]] = CHATS
+    weighs: ClassVar[bool] = True
 
     def check_example(self, documents: Sequence[Document], where: str) -> None:
         if not documents[0].learned[1:].any():

@@ -32,11 +32,10 @@ class Comparisons(Examples):
 
     def document(self, turns: Turns) -> Document:
         """With the last id as an input too, which no target follows: a score is read from it."""
-        ids, learned = (*turns.ids, turns.ids[-1]), (*turns.learned, False)
-        return Document(np.array(ids, np.int32), np.array(learned, bool))
+        return super().document(Turns((*turns.ids, turns.ids[-1]), (*turns.weights, 0.0)))
 
     def text_of(self, document: Document) -> Document:
-        return Document(document.ids[:-1], document.learned[:-1])
+        return document.first(-1)
 
     def check_example(self, documents: Sequence[Document], where: str) -> None:
         for side, one in zip(("chosen", "rejected"), documents, strict=True):

@@ -60,6 +60,9 @@ class Examples(ABC):
     answers: ClassVar[bool] = True
     """Whether the assistant's turns are learned, which a model may be asked for."""
 
+    weighs: ClassVar[bool] = False
+    """Whether what is learned may count by weights other than 1."""
+
     seq: int
     batch: int
     sources: tuple[RecordSource, ...]
@@ -88,7 +91,7 @@ class Examples(ABC):
 
     def document(self, turns: Turns) -> Document:
         """What is packed of a conversation."""
-        return Document(np.array(turns.ids, np.int32), np.array(turns.learned, bool))
+        return Document(np.array(turns.ids, np.int32), np.array(turns.weights, np.float32))
 
     def text_of(self, document: Document) -> Document:
         """A document as it was written by the template."""
@@ -137,6 +140,7 @@ class Examples(ABC):
         remarks, seen = Remarks(f"{type(self).__name__}.seq = {self.seq}", self.duplicates), set[bytes]()
         for read, conversations in self._conversations():
             documents = tuple(EMPTY if one is None else self.document(write(one, read.where)) for one in conversations)
+            self._check_weights(documents, read.where)
             self.check_example(documents, read.where)
             example = Example(documents, read.where, read.record, read.source)
             if example.positions > self.seq:
@@ -155,6 +159,13 @@ class Examples(ABC):
         for line in (*prepared.summary(), *remarks.lines()):
             report(line)
         return prepared
+
+    def _check_weights(self, documents: Sequence[Document], where: str) -> None:
+        if not (self.weighs or all(one.weighs_alike for one in documents)):
+            raise UserError(
+                f"{where}: a message has a weight other than 0 and 1, and of the examples of {type(self).__name__} all "
+                "tokens count alike: leave it out. Chats, for supervised fine-tuning, have such weights"
+            )
 
     def records(self) -> Iterator["Read"]:
         """The records of all sources, one source after the other."""
@@ -181,7 +192,7 @@ class Examples(ABC):
         """Its documents with their ends left out, so that they fit in a sequence; None where nothing would be learned
         of one."""
         most = self.seq // len(example.own) + 1
-        cut = tuple(one if one is EMPTY else Document(one.ids[:most], one.learned[:most]) for one in example.documents)
+        cut = tuple(one if one is EMPTY else one.first(most) for one in example.documents)
         shorter = replace(example, documents=cut)
         return shorter if all(one.learned[1:].any() for one in shorter.own) else None
 
@@ -342,7 +353,7 @@ class PreparedExamples(NoRewards):
         return [last_answer(example) for example in islice(examples, count)]
 
     def text_bytes(self, batch: Batch) -> np.ndarray:
-        return batch["weights"].astype(np.int32) * self.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
+        return batch["weights"] * self.tokenizer.byte_lengths[batch["targets"]].astype(np.float32)
 
     def identity(self) -> dict[str, Any]:
         digests = {name: [split.digest()] for name, split in self.splits.items()}

@@ -54,7 +54,7 @@ class LabelledTexts(Examples):
         def write(text: Conversation, where: str) -> Turns:
             (message,) = text.messages
             ids = with_end(tokenizer, message["content"])
-            return Turns((*ids, self._number(message["label"], where)), (*[False] * len(ids), True))
+            return Turns((*ids, self._number(message["label"], where)), (*[0.0] * len(ids), 1.0))
 
         return write
 
@@ -66,7 +66,7 @@ class LabelledTexts(Examples):
         return f"{example.where}: {self.label_of(example)}"
 
     def text_of(self, document: Document) -> Document:
-        return Document(document.ids[:-1], document.learned[:-1])
+        return document.first(-1)
 
     def question_of(self, document: Document) -> np.ndarray:
         return document.ids[:-1]

@@ -16,10 +16,24 @@ OPEN = 64
 
 @dataclass(frozen=True)
 class Document:
-    """The ids of a text, and which of them are learned."""
+    """The ids of a text; `weights`: how much each counts that is learned, 0 of the others."""
 
     ids: np.ndarray
-    learned: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def learned(self) -> np.ndarray:
+        """A mask of the ids that are learned."""
+        return self.weights > 0
+
+    @property
+    def weighs_alike(self) -> bool:
+        """Whether all that is learned counts 1."""
+        return bool(np.all((self.weights == 0) | (self.weights == 1)))
+
+    def first(self, count: int) -> "Document":
+        """Its first ids; of a negative number, all but the last."""
+        return Document(self.ids[:count], self.weights[:count])
 
     @property
     def positions(self) -> int:
@@ -27,7 +41,7 @@ class Document:
         return len(self.ids) - 1
 
 
-EMPTY = Document(np.zeros(1, np.int32), np.zeros(1, bool))
+EMPTY = Document(np.zeros(1, np.int32), np.zeros(1, np.float32))
 """In the place of a document that an example lacks: no prediction."""
 
 
@@ -53,10 +67,11 @@ class Example:
 
 
 def digest_of(documents: Iterable[Document], size: int) -> bytes:
-    """A digest, of `size` bytes, of every id of the documents and of which are learned."""
+    """A digest, of `size` bytes, of every id of the documents and of what is learned."""
     digest = hashlib.blake2b(digest_size=size)
     for one in documents:
-        digest.update(one.ids.tobytes() + b"/" + one.learned.tobytes() + b"/")
+        learned = one.learned if one.weighs_alike else one.weights
+        digest.update(one.ids.tobytes() + b"/" + learned.tobytes() + b"/")
     return digest.digest()
 
 
@@ -81,8 +96,8 @@ def packed(examples: Sequence[Example], seq: int, most: int) -> list[list[int]]:
 
 
 def batch_of(rows: Sequence[Sequence[Example]], seq: int, documents: str) -> Batch:
-    """Arrays `batch seq` of the examples in each sequence; padding after them, and weights 1 where the target is
-    learned. `documents`: the name of the array of documents' numbers."""
+    """Arrays `batch seq` of the examples in each sequence; padding after them, and the weights of what is
+    learned of the targets. `documents`: the name of the array of documents' numbers."""
     shape = len(rows), seq
     batch: Batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "positions")}
     batch |= {documents: np.full(shape, PADDING, np.int32), "weights": np.zeros(shape, np.float32)}
@@ -92,6 +107,6 @@ def batch_of(rows: Sequence[Sequence[Example]], seq: int, documents: str) -> Bat
             own = row, slice(at, at + one.positions)
             batch["tokens"][own], batch["targets"][own] = one.ids[:-1], one.ids[1:]
             batch["positions"][own], batch[documents][own] = np.arange(one.positions), number
-            batch["weights"][own] = one.learned[1:]
+            batch["weights"][own] = one.weights[1:]
             at += one.positions
     return batch

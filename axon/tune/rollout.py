@@ -46,7 +46,8 @@ class Rollout:
         prompt, documents = self.prompts[rows[0] // self.rewards.shape[1]], []
         for episode in (self.episodes[row] for row in rows):
             ids = np.array([*prompt.ids, *episode.ids], np.int32)
-            documents.append(packing.Document(ids, np.concatenate((np.zeros(len(prompt.ids), bool), episode.sampled))))
+            weights = np.concatenate((np.zeros(len(prompt.ids)), episode.sampled), dtype=np.float32)
+            documents.append(packing.Document(ids, weights))
         return packing.Example(tuple(documents), prompt.where)
 
     def logprobs(self, rows: Sequence[Sequence[int]], weights: np.ndarray) -> np.ndarray:

@@ -33,16 +33,16 @@ class TextPairs(Examples):
     def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
         def write(text: Conversation, where: str) -> Turns:
             ids = with_end(tokenizer, text.messages[0]["content"])
-            return Turns(tuple(ids), (True,) * len(ids))
+            return Turns(tuple(ids), (1.0,) * len(ids))
 
         return write
 
     def document(self, turns: Turns) -> Document:
         """With the last id as an input too: an embedding may be read from it."""
-        return super().document(Turns((*turns.ids, turns.ids[-1]), (*turns.learned, True)))
+        return super().document(Turns((*turns.ids, turns.ids[-1]), (*turns.weights, 1.0)))
 
     def text_of(self, document: Document) -> Document:
-        return Document(document.ids[:-1], document.learned[:-1])
+        return document.first(-1)
 
     def question_of(self, document: Document) -> np.ndarray:
         return document.ids

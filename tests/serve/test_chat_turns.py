@@ -1,7 +1,9 @@
 """What the assistant writes of a chat, token by token: by templates of many families, beside plain concatenation."""
 
 import json
+import math
 import string
+from itertools import groupby
 
 import pytest
 
@@ -116,9 +118,10 @@ def words(rng):
 
 
 def talk(rng, with_system):
-    """Of the assistant's messages some have a weight."""
+    """Of the assistant's messages some have a weight, 0 too."""
     roles = [*(["system"] if with_system else []), *(["user", "assistant"] * int(rng.integers(1, 4)))]
-    weights = [{"weight": int(rng.integers(2))} if role == "assistant" and rng.random() < 0.5 else {} for role in roles]
+    weighed = [role == "assistant" and rng.random() < 0.5 for role in roles]
+    weights = [{"weight": rng.choice([0, 0.5, 1, 2]).item()} if own else {} for own in weighed]
     return [{"role": role, "content": words(rng), **own} for role, own in zip(roles, weights, strict=True)]
 
 
@@ -134,13 +137,16 @@ def test_the_learned_tokens_are_those_of_a_rendering_by_hand(name, with_system, 
             if message["role"] == "assistant":
                 written = " " * (name in WITH_SPACE) + message["content"] + closed
                 whole += before + written + after
-                learned += [written] * message.get("weight", 1)
+                learned += [(written, message.get("weight", 1))] * bool(message.get("weight", 1))
             else:
                 whole += (system if message["role"] == "system" else user).replace("$", message["content"])
         turns = chat.turns(messages)
         assert tokenizer.decode(turns.ids) == whole
         written = [token for token, own in zip(turns.ids, turns.learned, strict=True) if own]
-        assert tokenizer.decode(written) == "".join(learned)
+        assert tokenizer.decode(written) == "".join(text for text, _ in learned)
+        assert [weight for weight, _ in groupby(filter(None, turns.weights))] == [
+            weight for weight, _ in groupby(weight for _, weight in learned)
+        ]
         assert list(turns.ids) == chat.ids(messages, add_generation_prompt=False)
         assert turns.ids.count(tokenizer.bos) == whole.count(BOS)
 
@@ -203,8 +209,8 @@ def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_turns
     with pytest.raises(UserError) as error:
         chat_by(rewriting, tokenizer, tmp_path).turns(messages)
     assert {"messages[1]:", "generation", "template"} <= {*str(error.value).split()}
-    for weighed, said in ((messages[:1], 1), (messages[:2], 0.5)):
-        with pytest.raises(UserError, match=rf"messages\[{len(weighed) - 1}\]\.weight is {said}.*expected"):
+    for weighed, said in ((messages[:1], 1), (messages[:2], -0.5), (messages[:2], math.inf), (messages[:2], "1")):
+        with pytest.raises(UserError, match=rf"messages\[{len(weighed) - 1}\]\.weight is {said!r}.*expected"):
             chat_by(PLAIN, tokenizer, tmp_path).turns([*weighed[:-1], {**weighed[-1], "weight": said}])
     with pytest.raises(UserError, match=r"messages\[0\].role is 'assistant'"):
         chat_by(PLAIN, tokenizer, tmp_path).turns(messages[1:])

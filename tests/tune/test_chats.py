@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import groupby
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from axon.serve.offline import write
 from axon.serve.request import Request, Sampling
 from axon.train.evaluate import Evaluator
 from axon.train.objective import NextToken
-from axon.tune import Chats, Words
+from axon.tune import Chats, Comparisons, Words
 from axon.tune.formats import CHATS, Conversation, read_example
 from axon.tune.packing import Document, Example, batch_of, packed
 
@@ -97,6 +98,25 @@ def test_a_batch_has_each_example_once_and_learns_the_answers_alone(tmp_path, rn
         (f"{begin}{one['prompt']}\nassistant: {one['completion']}\n", f" {one['completion']}\n<|endoftext|>")
         for one in records
     )
+
+
+def test_messages_count_by_their_weights_in_chats_alone(tmp_path, caches):
+    talk = [{"role": role, "content": "b"} for role in ("user", "assistant", "user", "assistant", "user", "assistant")]
+    for message, weight in zip(talk[1::2], (0.5, 0, 2), strict=True):
+        message["weight"] = weight
+    prepared = chats(tmp_path / "x.jsonl", [{"messages": talk}], seq=96).prepare(silent)
+    batch = prepared.splits["train"].batch(np.arange(1))
+    found = [(weight, len([*run])) for weight, run in groupby(batch["weights"][0]) if weight]
+    assert [weight for weight, _ in found] == [0.5, 2]
+    learned = [prepared.tokenizer.decode(batch["targets"][0][batch["weights"][0] == weight]) for weight in (0.5, 2)]
+    assert learned == [" b\n", " b\n<|endoftext|>"]
+    counted = batch["weights"] * prepared.tokenizer.byte_lengths[batch["targets"]]
+    np.testing.assert_array_equal(prepared.text_bytes(batch), counted)
+    pair = {"prompt": talk[:1], "chosen": talk[1:2], "rejected": [{"role": "assistant", "content": "c"}]}
+    (tmp_path / "y.jsonl").write_text(json.dumps(pair) + "\n")
+    compared = Comparisons(seq=48, batch=2, tokenizer=Bpe(vocab=257), sources=(JsonLines(str(tmp_path / "y.jsonl")),))
+    with pytest.raises(UserError, match=r"y\.jsonl:1: a message has a weight other than 0 and 1, .*Comparisons"):
+        compared.prepare(silent)
 
 
 def test_no_example_is_divided_lost_or_repeated_by_packing(rng):

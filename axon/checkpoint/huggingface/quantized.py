@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -220,7 +220,7 @@ class _StoredParts:
 
     weights: Weights
     stem: str
-    rows: slice = slice(None)
+    rows: slice = field(default_factory=lambda: slice(None))  # has no hash before Python 3.12
 
     def __contains__(self, part: object) -> bool:
         return f"{self.stem}{part}" in self.weights

@@ -37,6 +37,8 @@ DENSE = 4 * BATCH * HEADS * SEQ**2 / 2**20
 
 PLAIN = FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
 BIASED = "__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"
+BY_NAME = {"attention": "cudnn"}
+"""Else masks that are a bias are our own kernel's."""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +49,9 @@ def placement():
 
 @pytest.fixture
 def traced(placement):
-    """traced(mask, …): forward and backward, and what was chosen."""
+    """traced(mask, …): forward and backward, and what was chosen; cuDNN's unless `kernels` are given."""
 
-    def of(mask, dtype=jnp.bfloat16, policy=None, soft_cap=None):
+    def of(mask, dtype=jnp.bfloat16, policy=None, soft_cap=None, kernels=BY_NAME):
         def step(q, k, v, documents):
             def loss(q, k, v):
                 out = attention(q, k, v, mask, documents=(documents, documents), soft_cap=soft_cap)
@@ -65,7 +67,7 @@ def traced(placement):
         local = jax.shard_map(
             step, mesh=placement.mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
         )
-        with axes.activate(axes.Scope(placement, jnp.bfloat16)) as scope:
+        with axes.activate(axes.Scope(placement, jnp.bfloat16, execution=Execution(kernels=kernels))) as scope:
             return jax.jit(local).trace(*operands), scope.choices["attention"]
 
     return of
@@ -93,7 +95,7 @@ def compiled(traced):
 )
 def test_on_an_h200_attention_is_cudnns_in_a_fraction_of_the_memory(mask, calls, traced):
     step, chosen = traced(mask)
-    assert chosen == f"cudnn, {mask}"
+    assert chosen == f"cudnn, {mask} (requested by name)"
     found, temporaries = compiled(step)
     assert set(found) == set(calls)
     assert temporaries < DENSE / 10
@@ -107,7 +109,7 @@ def test_on_an_h200_attention_is_cudnns_in_a_fraction_of_the_memory(mask, calls,
     ],
 )
 def test_what_does_not_fit_is_xlas_and_says_why(problem, said, traced):
-    step, chosen = traced(Causal(), **problem)
+    step, chosen = traced(Causal(), kernels={}, **problem)
     assert chosen.startswith("xla, causal")
     assert said in chosen
     assert "dot_product_attention" not in str(step.jaxpr)
@@ -143,10 +145,10 @@ def test_a_llama_s_step_on_h200s_calls_cudnn_in_each_layer():
     model = Llama(vocab=512, embed=512, layers=2, heads=4, kv_heads=2, mlp=512)
     seq = 640
     layout = Layout(mesh={"data": 4, "tensor": 2}, zero=3)
-    options = {"execution": Execution(remat="full"), "devices": devices("h200:8")}
+    options = {"execution": Execution(remat="full", kernels=BY_NAME), "devices": devices("h200:8")}
     program = Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=seq, **options)
     text = program.lower().compile().as_text()
-    assert program.choices["attention"] == "cudnn, causal & same document"
+    assert program.choices["attention"] == "cudnn, causal & same document (requested by name)"
     assert set(re.findall(r"__cudnn\$\w+", text)) == set(BIASED)
     assert f"{seq},{seq}]" in text  # of which pairs are of one document, for all heads
     assert not re.search(rf"f32\[[\d,]*{seq},{seq}\]", text)

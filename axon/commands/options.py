@@ -16,7 +16,7 @@ Weights = Annotated[
     Literal["float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4", "mxfp4"] | None,
     typer.Option(
         help="In which the model's parameters are stored, by default as computed with; int8, float8_e4m3fn, int4 "
-        "and nf4: the matrices of its blocks alone, with scales."
+        "and nf4: the matrices of its blocks alone, with scales; mxfp4: of experts alone."
     ),
 ]
 

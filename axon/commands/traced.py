@@ -36,7 +36,7 @@ class TakesProfile(TyperCommand):
 
 
 def steps_of(text: str | None) -> bool | tuple[int, int]:
-    """What to trace, by the option's value. Raises `UserError` for what is not FIRST:LAST."""
+    """The steps to trace, by the option's value. Raises `UserError` for what is not FIRST:LAST."""
     if text is None or text == FIRST:
         return text is not None
     if (steps := _STEPS.fullmatch(text)) is None:

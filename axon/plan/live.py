@@ -50,7 +50,7 @@ class _Lives:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        sizes = {one.name: _made(one, self.types) for one in self.lines if one.name in self.buffers[one.name]}
+        sizes = {one.name: _bytes_made(one, self.types) for one in self.lines if one.name in self.buffers[one.name]}
         results = self.buffers[self.lines[-1].name] if self.is_entry and self.lines else ()
         return sizes | dict.fromkeys(results, 0)
 
@@ -90,7 +90,7 @@ class _Lives:
         return max(called, key=lambda held: sum(held.values()), default={})
 
 
-def _made(one: Instruction, types: Mapping[str, int]) -> int:
+def _bytes_made(one: Instruction, types: Mapping[str, int]) -> int:
     """Bytes of what an instruction makes: the type of a `-start` lists its operands too."""
     size = array_bytes(one.arrays)
     return size - sum(types.get(name, 0) for name in one.operands) if one.opcode.endswith("-start") else size

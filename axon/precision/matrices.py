@@ -31,7 +31,7 @@ def product(a: Quantized, a_names: Names, b: Quantized, b_names: Names, out: Nam
         sides.reverse()
     (of_rows, left), (of_columns, right) = sides
     y = (
-        _wide(left, right, dtype)
+        _product_in_bfloat16(left, right, dtype)
         if _by_row_and_block(left, right)
         else quantized_matmul(left, KMajor(*right), dtype=dtype)
     )
@@ -45,7 +45,7 @@ def _by_row_and_block(left: Quantized, right: Quantized) -> bool:
     return right.scales.shape[0] == right.values.shape[0] and min(x.scales.shape[1] for x in (left, right)) > 1
 
 
-def _wide(left: Quantized, right: Quantized, dtype: Any) -> Array:
+def _product_in_bfloat16(left: Quantized, right: Quantized, dtype: Any) -> Array:
     """The product of what both stand for, rounded to bfloat16: to 2^-9, where 8 bits were rounded to 2^-4."""
     a, b = (dequantize(x).astype(jnp.bfloat16) for x in (left, right))
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32).astype(dtype)

@@ -17,10 +17,12 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import TimeoutError as TooLong
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -30,7 +32,7 @@ from axon.launch.host import has_accelerator
 from models.llama import Llama
 from scripts.bench import gpu_attention, gpu_grouped_matmul, gpu_paged, gpu_quantized, recipes, reference
 from scripts.bench.attention import attention_lines, check_attention
-from scripts.bench.numerics import Compute, difference, first_step
+from scripts.bench.numerics import Compute, difference_lines, first_step, judged
 from scripts.bench.speed import axon_speed, torch_speed
 from scripts.bench.timing import progress
 
@@ -102,32 +104,15 @@ def table(name: str, found: Found) -> str:
 
 def find_numerics(options: argparse.Namespace) -> Found:
     """For each compute dtype: the difference from the CPU's float32, the tolerance, and if it is within."""
-    return check_numerics(SMALL if options.small else reference.MODEL, _first(options), options.small)
-
-
-def check_numerics(model: Llama, device: Any, small: bool, seed: int = 0) -> Found:
-    """As `find_numerics`, of a model on a device."""
-    batch, seq = (2, 32) if small else (reference.BATCH, reference.SEQ)
+    device = _first(options)
+    model, batch, seq = (SMALL, 2, 32) if options.small else (reference.MODEL, reference.BATCH, reference.SEQ)
     progress("numerics: the CPU's step")
-    exact = first_step(model, batch, seq, jax.devices("cpu")[0], "float32", seed)
-    results = {}
+    exact = first_step(model, batch, seq, jax.devices("cpu")[0], "float32", 0)
+    found = {}
     for compute, tolerance in TOLERANCES.items():
         progress(f"numerics: {compute} on {device.device_kind}")
-        off = difference(first_step(model, batch, seq, device, compute, seed), exact)
-        worst = max(off[name] for name in ("loss", "grad_norm", "parameter_grad_norm"))
-        results[compute] = off | {"tolerance": tolerance, "within": worst <= tolerance}
-    return results
-
-
-def numerics_lines(found: Found) -> list[str]:
-    """The findings of `find_numerics`, as lines of a table."""
-    lines = [f"{'numerics, against CPU float32':32}{'loss':>10}{'grad norm':>12}{'a parameter':>13}{'allowed':>10}"]
-    for compute, one in found.items():
-        figures = (
-            f"{one['loss']:10.1e}{one['grad_norm']:12.1e}{one['parameter_grad_norm']:13.1e}{one['tolerance']:10.1e}"
-        )
-        lines.append(f"{compute:32}{figures}  {'ok' if one['within'] else 'TOO FAR: ' + one['worst_parameter']}")
-    return lines
+        found[compute] = judged(first_step(model, batch, seq, device, compute, 0), exact, tolerance)
+    return found
 
 
 def find_attention(options: argparse.Namespace) -> Found:
@@ -174,44 +159,29 @@ def torch_lines(found: Found) -> list[str]:
     return [*lines, *(f"{name:32}{one['batch']:10}{one['tokens_per_second']:12,.0f}" for name, one in found.items())]
 
 
-def find_our_attention(options: argparse.Namespace) -> Found:
-    """Our kernels of attention."""
-    return gpu_attention.check(_first(options))
-
-
-def find_our_grouped_matmul(options: argparse.Namespace) -> Found:
-    """Our kernels of the grouped product."""
-    return gpu_grouped_matmul.check(_first(options))
-
-
-def find_our_paged_attention(options: argparse.Namespace) -> Found:
-    """Our kernel of paged attention."""
-    return gpu_paged.check(_first(options))
-
-
-def find_our_quantized_matmul(options: argparse.Namespace) -> Found:
-    """Our kernel of the quantised product."""
-    return gpu_quantized.check(_first(options))
+def find_of_kernel(check: Callable[[Any], Found], options: argparse.Namespace) -> Found:
+    """What the `check` of a kernel of ours finds."""
+    return check(_first(options))
 
 
 def _within(found: Mapping[str, Mapping[str, Any]]) -> bool:
     return all("unavailable" in one or one["within"] for one in found.values())
 
 
-def _of_kernel(find: Callable[[argparse.Namespace], Found], lines: Callable[[Found], str]) -> Part:
-    return Part(find, lambda found: [lines(found)], platforms=("gpu",))
+def _of_kernel(module: ModuleType) -> Part:
+    return Part(partial(find_of_kernel, module.check), lambda found: [module.table(found)], platforms=("gpu",))
 
 
 PARTS = {
-    "numerics": Part(find_numerics, numerics_lines, _within),
+    "numerics": Part(find_numerics, lambda found: difference_lines("numerics, against CPU float32", found), _within),
     "attention": Part(find_attention, lambda found: attention_lines("attention, against its formula", found), _within),
     "speed": Part(find_speed, speed_lines),
     "recipes": Part(find_recipes, recipes.lines, lambda found: _within(found["errors"]), ("gpu",)),
     "torch": Part(find_torch, torch_lines, platforms=("gpu", "cpu")),
-    "our_attention": _of_kernel(find_our_attention, gpu_attention.table),
-    "our_grouped_matmul": _of_kernel(find_our_grouped_matmul, gpu_grouped_matmul.table),
-    "our_paged_attention": _of_kernel(find_our_paged_attention, gpu_paged.table),
-    "our_quantized_matmul": _of_kernel(find_our_quantized_matmul, gpu_quantized.table),
+    "our_attention": _of_kernel(gpu_attention),
+    "our_grouped_matmul": _of_kernel(gpu_grouped_matmul),
+    "our_paged_attention": _of_kernel(gpu_paged),
+    "our_quantized_matmul": _of_kernel(gpu_quantized),
 }
 
 

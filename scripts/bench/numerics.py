@@ -1,5 +1,6 @@
 """One training step on one device against the same step on the CPU in float32."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,3 +61,24 @@ def difference(step: Step, reference: Step) -> dict[str, Any]:
         "parameter_grad_norm": off[worst],
         "worst_parameter": worst,
     }
+
+
+def judged(step: Step, reference: Step, tolerance: float) -> dict[str, Any]:
+    """Their `difference`, the largest that is allowed, and if it is within that."""
+    off = difference(step, reference)
+    worst = max(off[name] for name in ("loss", "grad_norm", "parameter_grad_norm"))
+    return off | {"tolerance": tolerance, "within": worst <= tolerance}
+
+
+def difference_lines(title: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Findings of `judged` by name, or why one is unavailable, as lines of a table."""
+    lines = [f"{title:40}{'loss':>10}{'grad norm':>12}{'a parameter':>13}{'allowed':>10}"]
+    for name, one in found.items():
+        if "unavailable" in one:
+            lines.append(f"{name:40}  {one['unavailable']}")
+            continue
+        figures = (
+            f"{one['loss']:10.1e}{one['grad_norm']:12.1e}{one['parameter_grad_norm']:13.1e}{one['tolerance']:10.1e}"
+        )
+        lines.append(f"{name:40}{figures}  {'ok' if one['within'] else 'TOO FAR: ' + one['worst_parameter']}")
+    return lines

@@ -8,7 +8,7 @@ from axon.axes import Execution
 from axon.precision import FP8Block, FP8Current, FP8Delayed, Int8, Recipe
 from scripts.bench import reference
 from scripts.bench.attention import attempt
-from scripts.bench.numerics import difference, first_step
+from scripts.bench.numerics import difference_lines, first_step, judged
 from scripts.bench.speed import axon_speed
 from scripts.bench.timing import progress
 
@@ -44,13 +44,11 @@ def check(device: Any, rounds: int) -> dict[str, Any]:
 def error(recipe: Recipe, device: Any, seed: int = 0) -> dict[str, Any]:
     """The differences of the first step by a recipe from those by the same one, emulated."""
     progress(f"recipes: {recipe.text}")
-    steps = [
+    ours, emulated = (
         first_step(reference.MODEL, reference.BATCH, reference.SEQ, device, "bfloat16", seed, one)
         for one in (recipe, replace(recipe, emulate=True))
-    ]
-    off = difference(*steps)
-    worst = max(off[name] for name in ("loss", "grad_norm", "parameter_grad_norm"))
-    return off | {"within": worst <= TOLERANCE}
+    )
+    return judged(ours, emulated, TOLERANCE)
 
 
 def speed(name: str, recipe: Recipe | None, device: Any, rounds: int) -> dict[str, Any]:
@@ -61,15 +59,11 @@ def speed(name: str, recipe: Recipe | None, device: Any, rounds: int) -> dict[st
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """The findings of `check`, as lines of a table."""
-    title = f"{'recipes, against the same emulated':40}{'loss':>10}{'grad norm':>12}{'a parameter':>13}{'allowed':>10}"
-    text = [title]
-    for name, one in found["errors"].items():
-        if "unavailable" in one:
-            text.append(f"{name:40}  {one['unavailable']}")
-            continue
-        figures = f"{one['loss']:10.1e}{one['grad_norm']:12.1e}{one['parameter_grad_norm']:13.1e}{TOLERANCE:10.1e}"
-        text.append(f"{name:40}{figures}  {'ok' if one['within'] else 'TOO FAR: ' + one['worst_parameter']}")
-    text += ["", f"{'training step':40}{'batch':>10}{'tokens/s':>12}"]
+    text = [
+        *difference_lines("recipes, against the same emulated", found["errors"]),
+        "",
+        f"{'training step':40}{'batch':>10}{'tokens/s':>12}",
+    ]
     for name, one in found["speeds"].items():
         figures = one.get("unavailable") or f"{one['batch']:10}{one['tokens_per_second']:12,.0f}"
         text.append(f"{name:40}{figures}")

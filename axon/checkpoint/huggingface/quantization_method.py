@@ -1,4 +1,4 @@
-"""What a library's way to store weights in few bits says of them."""
+"""The interface of a library's way to store weights in few bits."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol

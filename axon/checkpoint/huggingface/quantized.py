@@ -141,7 +141,7 @@ METHODS: Mapping[str, Method] = {
 
 COMPRESSED = "compressed-tensors"
 READ = (*METHODS, COMPRESSED)
-"""What `quantization_config.quant_method` may be."""
+"""Values of `quantization_config.quant_method` that are read."""
 
 
 def is_read(config: Mapping[str, Any]) -> bool:

@@ -75,7 +75,7 @@ class StepProfile:
         total = (end - begin) * NANO / steps
         host = {name: seconds / steps for name, seconds in trace.host.items()}
         idle = total - sum(row.seconds for row in rows)
-        return cls(steps, count, mesh, rows, total, idle, host, _held(program, roles))
+        return cls(steps, count, mesh, rows, total, idle, host, _bytes_at_peak(program, roles))
 
     def by(self, key: Callable[[Row], str]) -> dict[str, float]:
         """Seconds by what `key` says of each operation, the longest first."""
@@ -85,7 +85,8 @@ class StepProfile:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _held(program: Module, roles: Roles) -> dict[str, int]:
+def _bytes_at_peak(program: Module, roles: Roles) -> dict[str, int]:
+    """Bytes of a device's arrays when it holds most, by module."""
     found: dict[str, int] = defaultdict(int)
     for name, size in live_at_peak(program).items():
         role = roles.of(name)

@@ -45,12 +45,15 @@ DRAWN = 2
 """How many cases of a test `--full` runs, with those that run by default, of which there may be more; one at least is
 drawn of the others, and another for another `AXON_TEST_DRAW`."""
 
+TURNS = 3
+"""Of the tests that have a case for `--full`, it draws one in so many by the commit; of `extra` ones it runs all."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks a claim's wide repetitions: as `slow` what no mark `few(name=values, …)` or `some(name=values, …)` of a
-    test with the second lets through, and as `full` what no `few` does; but of each test as `slow` all of these but
-    the ones that are drawn, see `DRAWN`."""
+    test with the second lets through, and as `full` what no `few` does; and then as `slow` what of the `full` ones is
+    not drawn, see `DRAWN` and `TURNS`."""
     wide: dict[str, list[pytest.Item]] = {}
     by_default: Counter[str] = Counter()
     for item in items:
@@ -61,17 +64,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif few is False:
             item.add_marker("full")
         test = item.nodeid.partition("[")[0]
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or item.get_closest_marker("extra"):
             continue
         if item.get_closest_marker("full"):
             wide.setdefault(test, []).append(item)
         else:
             by_default[test] += 1
-    draw = os.environ.get("AXON_TEST_DRAW", "")
     for test, cases in wide.items():
-        cases.sort(key=lambda item: zlib.crc32((draw + item.nodeid).encode(errors="backslashreplace")))
-        for item in cases[max(DRAWN - by_default[test], 1) :]:
+        cases.sort(key=lambda item: _lot(item.nodeid))
+        left = max(DRAWN - by_default[test], 1) if _lot(test) % TURNS == 0 else 0
+        for item in cases[left:]:
             item.add_marker("slow")
+
+
+def _lot(name: str) -> int:
+    """What decides whether the commit draws what has this name."""
+    return zlib.crc32((os.environ.get("AXON_TEST_DRAW", "") + name).encode(errors="backslashreplace"))
 
 
 def _refuse_unordered(item: pytest.Item) -> None:

@@ -1,6 +1,6 @@
 """A trained model as lm-eval's harness calls it: requests cut in windows, cut at their beginning, sampled, and ended.
 
-All of it is `full`, as `axon.run.harness` needs the extra `eval`, which only `--full` and `--slow` install.
+All of it is `extra`, as `axon.run.harness` needs the extra `eval`, which only `--full` and `--slow` install.
 """
 
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from axon.serve.offline import write
 from axon.serve.request import Request, Sampling
 from axon.serve.teacher_forcing import Continuation
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.extra
 
 
 @pytest.fixture(scope="module")

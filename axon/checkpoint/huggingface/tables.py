@@ -4,7 +4,9 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 from axon.checkpoint.huggingface.config import FILE, unrepresented
@@ -19,15 +21,18 @@ ENTRY_POINTS = "axon.models"
 """The group of entry points by which an installed package names modules that have tables."""
 
 
+@cache
+def _installed() -> tuple[ModuleType, ...]:
+    return tuple(one.load() for one in entry_points(group=ENTRY_POINTS))
+
+
 def known() -> Mapping[str, Architecture]:
     """Architecture's name → its table: of all modules of `models`, of those that installed packages name, and of those
     that are imported, as a person's own by a config file, which come before the others."""
     import models
 
     names = [f"{models.__name__}.{module.name}" for module in pkgutil.iter_modules(models.__path__)]
-    listed = [importlib.import_module(name) for name in names] + [
-        one.load() for one in entry_points(group=ENTRY_POINTS)
-    ]
+    listed = [*map(importlib.import_module, names), *_installed()]
     imported = [module for module in sys.modules.copy().values() if module not in listed]
     found = (vars(module).get(TABLES) for module in (*listed, *imported) if module is not None)
     return {table.name: table for tables in found if isinstance(tables, tuple | list) for table in tables}

@@ -8,7 +8,7 @@ from fake import tokenizer
 
 from axon.serve.http.limits import Limits
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.extra
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 ASKED = [{"role": "user", "content": "Where is it?"}]

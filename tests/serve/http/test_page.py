@@ -10,7 +10,7 @@ import pytest
 
 from tests.serve.http.canned import Script, serving
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.extra
 
 
 @pytest.fixture(scope="module")

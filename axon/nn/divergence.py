@@ -50,7 +50,7 @@ class _TokenDivergence(axes.Operation):
             return tuple(value.reshape(x.shape[:2]) for value in found)
 
         ids = self.split.ids
-        found = self._run(local, (ids,) * 3, weight, operands)
+        found = self._run(local, (ids,) * len(Found._fields), weight, operands)
         return axes.reshard(found[0], self.split.by_token), (*operands, *found)
 
     def backward(self, weight: StoredWeight, saved: Any, cotangent: Any) -> Any:

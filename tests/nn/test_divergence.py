@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from axon.axes import shard
-from axon.kernels.cross_entropy import Divergence
+from axon.kernels.cross_entropy import Columns, Divergence, Side, token_divergence_reference
 from axon.nn import Head, Param, token_divergence
 
 SIZES, VOCAB = {"embed": 8, "vocab": 32}, 29
@@ -30,14 +30,20 @@ def by_formula(x, head, teacher_x, teacher, kind, caps):
         return jax.nn.log_softmax(logits / kind.temperature)
 
     log_q, log_p = log_probabilities(x, head, caps[0]), log_probabilities(teacher_x, teacher, caps[1])
-    one, other = (log_q, log_p) if kind.reverse else (log_p, log_q)
-    return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
+
+    def kl(one, other):
+        return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
+
+    if (beta := kind.beta) in (0, 1):
+        return kl(log_q, log_p) if beta else kl(log_p, log_q)
+    mixture = jnp.log(beta * jnp.exp(log_p) + (1 - beta) * jnp.exp(log_q))
+    return beta * kl(log_p, mixture) + (1 - beta) * kl(log_q, mixture)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 0.3])
 @pytest.mark.parametrize(("mesh", "fields"), [(None, {}), *LAYOUTS])
-def test_values_and_gradients_are_those_of_the_formula(mesh, fields, reverse, rng, placed, compiled):
-    kind = Divergence(float(rng.choice([0.5, 1.0, 2.0])), reverse)
+def test_values_and_gradients_are_those_of_the_formula(mesh, fields, beta, rng, placed, compiled):
+    kind = Divergence(float(rng.choice([0.5, 1.0, 2.0])), beta)
     names, caps = rng.choice(["embed vocab", "vocab embed"], 2), [rng.choice([None, 1.5]) for _ in range(2)]
     print(kind, names, caps)
     x, teacher_x = rng.normal(size=(4, 8, 8)), rng.normal(size=(4, 8, 6))
@@ -64,3 +70,27 @@ def test_values_and_gradients_are_those_of_the_formula(mesh, fields, reverse, rn
     given = x, head, teacher_x, teacher, ct
     found = jax.jit(run)(*given) if mesh is None else compiled(placed(mesh, **fields), run, *given)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, expected(*given))
+
+
+def jensen_shannon(z, t, beta):
+    """By its formula, in float64, of logits."""
+    q, p = (np.exp(one - np.logaddexp.reduce(one, axis=-1, keepdims=True)) for one in (z, t))
+    m = beta * p + (1 - beta) * q
+    return np.sum(beta * p * np.log(p / m) + (1 - beta) * q * np.log(q / m), axis=-1)
+
+
+def test_jensen_shannon_and_its_slope_are_those_of_the_formula_in_float64(rng):
+    beta, z, t, along = rng.uniform(0.02, 0.98), *np.float32(rng.normal(size=(3, 16, VOCAB)) * 2)
+    x, head, columns = jnp.ones((1, 1)), lambda logits: logits[None], Columns()
+    for row in range(16):
+        teacher = Side(x, head(t[row]), columns)
+        found, slope = jax.jvp(
+            lambda z, teacher=teacher: token_divergence_reference(Side(x, z, columns), teacher, Divergence(beta=beta)),
+            (head(z[row]),),
+            (head(along[row]),),
+        )
+        exact, step = np.float64(z[row]), 1e-5 * np.float64(along[row])
+        expected = jensen_shannon(exact, np.float64(t[row]), beta)
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        ahead, behind = (jensen_shannon(exact + one, np.float64(t[row]), beta) for one in (step, -step))
+        assert slope == pytest.approx((ahead - behind) / 2e-5, rel=1e-5, abs=1e-6)

@@ -104,6 +104,15 @@ def test_a_missing_teacher_and_another_vocabulary_are_refused_by_name(student, f
             program(replace(student, references={"teacher": other}))
 
 
+def test_beta_is_refused_where_it_says_nothing_and_at_the_limits():
+    with pytest.raises(UserError, match=r"beta is 0\.1.*'reverse'.*'jensen_shannon'"):
+        Distillation(divergence="reverse", beta=0.1)
+    with pytest.raises(UserError, match=r"Distillation\.beta"):
+        Distillation(divergence="jensen_shannon", beta=1.0)
+    with pytest.raises(UserError, match=r"'js'; must be one of 'forward', 'reverse', 'jensen_shannon'"):
+        Distillation(divergence="js")
+
+
 @pytest.mark.full
 def test_a_teacher_of_experts_routes_by_the_biases_that_it_was_trained_to(trained, do, few, tmp_path):
     shape = {"vocab": 320, "embed": 32, "layers": 1, "heads": 4, "kv_heads": 4, "mlp": 32}

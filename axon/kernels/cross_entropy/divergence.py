@@ -1,10 +1,13 @@
 """Divergence of a linear head's distributions from a teacher's, in blocks of tokens, with its gradients.
 
 Of each token, with p = softmax(teacher's logits / T) and q = softmax(logits / T), it is KL(p‖q) = Σ p·(log p − log q)
-(Hinton et al., arXiv:1503.02531, without the factor T²), or, reversed, KL(q‖p) (Gu et al., arXiv:2306.08543). As of
-`token_nll` the logits live for one block of tokens at a time, and the backward makes them again.
+(Hinton et al., arXiv:1503.02531, without the factor T²), or, reversed, KL(q‖p) (Gu et al., arXiv:2306.08543), or the
+generalised Jensen–Shannon divergence β·KL(p‖m) + (1 − β)·KL(q‖m), m = β·p + (1 − β)·q (Agarwal et al.,
+arXiv:2306.13649, equation 1). As of `token_nll` the logits live for one block of tokens at a time, and the backward
+makes them again.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,10 +22,25 @@ from axon.kernels.cross_entropy.products import add_gradients
 
 @dataclass(frozen=True)
 class Divergence:
-    """Which divergence: `temperature` divides both models' logits; `reverse`: KL(q‖p) instead of KL(p‖q)."""
+    """Which divergence: `temperature` divides both models' logits; `beta` in (0, 1) is β of Jensen–Shannon.
+
+    0 and 1 are KL(p‖q) and KL(q‖p), as in TRL's `generalized_jsd_loss`: limits of that divided by β, or by 1 − β.
+    """
 
     temperature: float = 1.0
-    reverse: bool = False
+    beta: float = 0.0
+
+    def terms(self, log_q: Array, log_p: Array) -> tuple[Array, Array]:
+        """Of each id its term of the divergence, and q times the divergence's derivative for q, less a constant."""
+        if self.beta == 0:
+            p = jnp.exp(log_p)
+            return p * (log_p - log_q), -p
+        if self.beta == 1:
+            term = jnp.exp(log_q) * (log_q - log_p)
+            return term, term
+        log_m = jnp.logaddexp(log_p + math.log(self.beta), log_q + math.log1p(-self.beta))
+        own = (1 - self.beta) * jnp.exp(log_q) * (log_q - log_m)
+        return self.beta * jnp.exp(log_p) * (log_p - log_m) + own, own
 
 
 class Side(NamedTuple):
@@ -34,9 +52,11 @@ class Side(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The divergence of each token in nats, and the log-partitions of both models' logits / T, float32."""
+    """The divergence of each token in nats, the sum of the second of its `Divergence.terms`, and the log-partitions of
+    both models' logits / T, float32."""
 
     divergence: Array
+    slope: Array
     lse: Array
     teacher_lse: Array
 
@@ -48,8 +68,8 @@ def token_divergence(student: Side, teacher: Side, kind: Divergence) -> Found:
         z, t = (_scaled(side._replace(x=x), kind) for side, x in zip((student, teacher), part, strict=True))
         lse, teacher_lse = (_log_partition(logits, student.columns) for logits in (z, t))
         log_q, log_p = z - lse[:, None], t - teacher_lse[:, None]
-        terms = jnp.exp(log_q) * (log_q - log_p) if kind.reverse else jnp.exp(log_p) * (log_p - log_q)
-        return None, Found(student.columns.over(lax.psum, jnp.sum(terms, axis=1)), lse, teacher_lse)
+        total, slope = (student.columns.over(lax.psum, jnp.sum(one, axis=1)) for one in kind.terms(log_q, log_p))
+        return None, Found(total, slope, lse, teacher_lse)
 
     found = lax.scan(each, None, cut(student.head.shape[1], student.x, teacher.x))[1]
     return Found(*(join(value, student.x.shape[0]) for value in found))
@@ -64,12 +84,11 @@ def token_divergence_gradients(
     of_x = columns.partial_dtype(student.x.dtype, accumulate)
 
     def add(dhead, part):
-        x, teacher_x, divergence, lse, teacher_lse, cotangent = part
+        x, teacher_x, _, slope, lse, teacher_lse, cotangent = part
         logits = columns.logits(x, student.head)
         log_q = _tempered(logits, student, kind) - lse[:, None]
         log_p = _scaled(teacher._replace(x=teacher_x), kind) - teacher_lse[:, None]
-        q = jnp.exp(log_q)
-        found = q * (log_q - log_p - divergence[:, None]) if kind.reverse else q - jnp.exp(log_p)
+        found = kind.terms(log_q, log_p)[1] - jnp.exp(log_q) * slope[:, None]
         dlogits = columns.slope(logits, found * (cotangent / kind.temperature)[:, None])
         return add_gradients(dhead, x, student.head, dlogits, of_x)
 
@@ -88,8 +107,7 @@ def token_divergence_reference(student: Side, teacher: Side, kind: Divergence) -
         return jax.nn.log_softmax(logits / kind.temperature, axis=-1)
 
     log_q, log_p = log_probabilities(student), log_probabilities(teacher)
-    one, other = (log_q, log_p) if kind.reverse else (log_p, log_q)
-    return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
+    return jnp.sum(kind.terms(log_q, log_p)[0], axis=-1)
 
 
 def _scaled(side: Side, kind: Divergence) -> Array:

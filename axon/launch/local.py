@@ -16,6 +16,7 @@ from pathlib import Path
 from axon.errors import UserError
 from axon.launch.cluster import Process
 from axon.launch.signals import Interrupted, Interrupts, forwarded_signal
+from axon.launch.worker import how_ended
 
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.05
@@ -69,9 +70,7 @@ class ChildProcess:
 
     def ending(self) -> str:
         """How it ended, for messages."""
-        code = self.code or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"process {self.index} (pid {self.popen.pid}) {how}"
+        return f"process {self.index} (pid {self.popen.pid}) {how_ended(self.code or 0)}"
 
     def forward(self) -> None:
         """Show what it has written since the last call; all of it, if it has ended."""

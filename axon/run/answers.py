@@ -17,10 +17,11 @@ from axon.train.state import State
 from axon.train.step import Program
 from axon.tune.episode_runner import EpisodeRunner, Start
 from axon.tune.episodes import Episode
+from axon.tune.judge import without_failed
 from axon.tune.policy_engine import PolicyEngine
 from axon.tune.policy_sampler import played
-from axon.tune.prompts import Prompt, of_question
-from axon.tune.rewards import without_failed
+from axon.tune.prompt import Prompt
+from axon.tune.prompts import of_question
 
 SHOWN = 12
 """Answers of an evaluation that are kept in its event, with their questions: the first."""
@@ -57,6 +58,8 @@ class Answers:
         """What the state's model answers, by the greedy choice of each token."""
         questions, episodes = self._questions, played(self._engine, self._runner, state, self._starts)
         exact = [_last(episode) == one.answer for episode, one in zip(episodes, questions, strict=True)]
+        if self._runner is not None:
+            self._runner.close()
         rewards = self._data.rewards_of(questions, episodes, self._report)
         turns = {} if self._runner is None else {"turns": np.array([len(one.turns) for one in episodes], float)}
         return Answered(questions, episodes, self._tokenizer, {"exact": np.array(exact, float), **rewards, **turns})

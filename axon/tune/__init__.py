@@ -1,18 +1,22 @@
 """Tuning a trained model: on chats, on preferences, and on answers that the model itself samples."""
 
-from axon.tune.actor_critic import ActorCritic
-from axon.tune.chats import Chats
-from axon.tune.comparisons import Comparisons
-from axon.tune.environments import Calculator
-from axon.tune.labelled import Labelled
-from axon.tune.labelled_texts import LabelledTexts
-from axon.tune.reward_model import RewardModel
-from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
-from axon.tune.rollouts import Rollouts
-from axon.tune.selection import AllAnswers, BestAndWorst, BestAnswers
-from axon.tune.text_classifier import TextClassifier
-from axon.tune.text_pairs import TextPairs
-from axon.tune.words import Addition, Words
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from axon.tune.actor_critic import ActorCritic
+    from axon.tune.chats import Chats
+    from axon.tune.comparisons import Comparisons
+    from axon.tune.environments import Calculator
+    from axon.tune.labelled import Labelled
+    from axon.tune.labelled_texts import LabelledTexts
+    from axon.tune.reward_model import RewardModel
+    from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
+    from axon.tune.rollouts import Rollouts
+    from axon.tune.selection import AllAnswers, BestAndWorst, BestAnswers
+    from axon.tune.text_classifier import TextClassifier
+    from axon.tune.text_pairs import TextPairs
+    from axon.tune.words import Addition, Words
 
 __all__ = [
     "ActorCritic",
@@ -36,3 +40,33 @@ __all__ = [
     "TextPairs",
     "Words",
 ]
+
+_MODULE_OF = {
+    "ActorCritic": "actor_critic",
+    "Addition": "words",
+    "AllAnswers": "selection",
+    "BestAndWorst": "selection",
+    "BestAnswers": "selection",
+    "Calculator": "environments",
+    "Chats": "chats",
+    "Comparisons": "comparisons",
+    "ExactMatch": "rewards",
+    "Labelled": "labelled",
+    "LabelledTexts": "labelled_texts",
+    "Matches": "rewards",
+    "Numeric": "rewards",
+    "Overlong": "rewards",
+    "RewardModel": "reward_model",
+    "Rollouts": "rollouts",
+    "Similar": "rewards",
+    "TextClassifier": "text_classifier",
+    "TextPairs": "text_pairs",
+    "Words": "words",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when it is asked for: the process of an environment, which asks for one or two, then needs no JAX."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from axon.errors import UserError
 from axon.own_code import written_at
-from axon.tune.prompts import Prompt
+from axon.tune.prompt import Prompt
 from axon.tune.rewards import ExactMatch, Sampled
 
 Role = Literal["tool", "user"]

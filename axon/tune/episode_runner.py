@@ -1,7 +1,8 @@
-"""Episodes that are sampled at once: each in a thread of its own, all by one engine."""
+"""Episodes that are sampled at once: each by a thread of its own, all by one engine."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -14,8 +15,9 @@ from axon.serve.replicas import Replicas
 from axon.serve.request import Finish, Request, Sampling, Update, check_ids
 from axon.tune.environments import Environment
 from axon.tune.episodes import Episode, Turn
-from axon.tune.prompts import Prompt
-from axon.tune.rewards import TimeLimited, finite
+from axon.tune.playing import EnvironmentProcesses, InThread, Playing
+from axon.tune.prompt import Prompt
+from axon.tune.rewards import finite
 
 T = TypeVar("T")
 Ask = Callable[[Request], Answer]
@@ -43,6 +45,7 @@ class EpisodeRunner:
         encode: the ids of what the environment says and of what opens the next answer.
         turns: answers in an episode, at most. positions: its tokens, at most, the prompt's included.
         limit: seconds for each call of the environment. report: called with a line where it failed in some episodes.
+        processes: which play episodes in place of threads.
     """
 
     environment: Environment
@@ -52,12 +55,14 @@ class EpisodeRunner:
     positions: int
     limit: float
     report: Callable[[str], None]
+    processes: EnvironmentProcesses | None = None
 
     def __call__(
         self, engine: Engine | Replicas, starts: Sequence[Start], check: Callable[[Answer], Answer]
     ) -> list[Episode]:
         """The episodes, in the order of their starts. What `check` raises of an answer ends all."""
-        episodes = at_once(engine, [partial(self._play, engine, start) for start in starts], check)
+        count = EPISODES if self.processes is None else self.processes.count
+        episodes = at_once(engine, [partial(self._play, engine, start) for start in starts], check, count)
         failed = [(start, one.error) for start, one in zip(starts, episodes, strict=True) if one.error is not None]
         if failed:
             start, error = failed[0]
@@ -75,19 +80,24 @@ class EpisodeRunner:
         """The longest request that an episode after the prompt `ids` may come to."""
         return Request(ids, replace(self.sampling, tokens=self.positions - len(ids)))
 
+    def close(self) -> None:
+        """End the environment's processes, until the next episode."""
+        if self.processes is not None:
+            self.processes.close()
+
     def _play(self, engine: Engine | Replicas, start: Start, ask: Ask) -> Episode:
         turns: list[Turn] = []
-        call = TimeLimited(self.limit)
         try:
-            state = call(self.environment.reset, start.prompt, start.sampling(0).seed)
-            ended = self._converse(engine, start, ask, partial(call, self.environment.step, state), turns)
-            episode = Episode(tuple(turns), ended)
-            reward = call(self.environment.reward, state, episode.as_sampled(start.prompt))
-            return replace(episode, reward=finite(reward))
+            with closing(self._opened()) as playing:
+                playing.reset(start.prompt, start.sampling(0).seed)
+                ended = self._converse(engine, start, ask, playing.step, turns)
+                episode = Episode(tuple(turns), ended)
+                return replace(episode, reward=finite(playing.reward(episode.as_sampled(start.prompt))))
         except Exception as error:
             return Episode(tuple(turns), False, error=error)
-        finally:
-            call.close()
+
+    def _opened(self) -> Playing:
+        return InThread(self.environment, self.limit) if self.processes is None else self.processes.open()
 
     def _converse(
         self,
@@ -123,11 +133,11 @@ class EpisodeRunner:
 
 
 def at_once(
-    engine: Engine | Replicas, plays: Sequence[Callable[[Ask], T]], check: Callable[[Answer], Answer]
+    engine: Engine | Replicas, plays: Sequence[Callable[[Ask], T]], check: Callable[[Answer], Answer], count: int
 ) -> list[T]:
-    """What functions return, in their order, that run in threads of their own and ask the engine, which is this
-    thread's: each is given a function that returns the answer to a request. Raises as `Engine.submit`, and what `check`
-    raises of an answer."""
+    """What functions return, in their order, that run in threads of their own, `count` at once, and ask the engine,
+    which is this thread's: each is given a function that returns the answer to a request. Raises as `Engine.submit`,
+    and what `check` raises of an answer."""
     asked: Asked = SimpleQueue()
 
     def ask(request: Request) -> Answer:
@@ -141,7 +151,7 @@ def at_once(
         finally:
             asked.put(None)
 
-    with ThreadPoolExecutor(min(len(plays), EPISODES)) as pool:
+    with ThreadPoolExecutor(min(len(plays), count)) as pool:
         results = [pool.submit(run, play) for play in plays]
         try:
             _answer(engine, asked, len(plays), check)

@@ -9,7 +9,7 @@ import numpy as np
 
 from axon.serve.offline import Answer
 from axon.serve.request import Finish, TokenLogprob
-from axon.tune.prompts import Prompt
+from axon.tune.prompt import Prompt
 from axon.tune.rewards import Sampled
 
 

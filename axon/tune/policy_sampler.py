@@ -10,9 +10,9 @@ from axon.serve.request import Request, Sampling
 from axon.train.state import State
 from axon.tune.episode_runner import EpisodeRunner, Start
 from axon.tune.episodes import Episode
+from axon.tune.judge import Judge, Scores
 from axon.tune.policy_engine import PolicyEngine, checked
-from axon.tune.prompts import Prompt
-from axon.tune.rewards import Judge, Scores
+from axon.tune.prompt import Prompt
 from axon.tune.rollout import ENVIRONMENT, Rollout
 
 
@@ -58,9 +58,11 @@ class PolicySampler:
         return replace(self._sampling, seed=int(key.generate_state(1, np.uint64)[0])).of_choice(choice)
 
     def close(self) -> None:
-        """Give the engine's pages and the rewards' thread back."""
+        """Give the engine's pages back, and the threads and processes of rewards and environment."""
         self._engine.close()
         self._judge.close()
+        if self._runner is not None:
+            self._runner.close()
 
 
 def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, starts: Sequence[Start]) -> list[Episode]:

@@ -1,8 +1,7 @@
 """Prompts that a model answers to learn from its answers: documents of a source, or the questions of chats."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -11,22 +10,7 @@ from axon.data.prepared import Question
 from axon.data.sources import Source
 from axon.data.tokenizer import Tokenizer
 from axon.tune.examples import PreparedExamples, last_answer
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt.
-
-    Args:
-        where: it is from, for messages. text, ids: its text and its tokens. reference: the text of the right answer,
-            empty where there is none. record: its columns in the source.
-    """
-
-    where: str
-    text: str
-    ids: tuple[int, ...]
-    reference: str = ""
-    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+from axon.tune.prompt import Prompt
 
 
 def of_sources(sources: Sequence[Source], tokenizer: Tokenizer) -> Iterator[Prompt]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from axon.tune import packing
 from axon.tune.episodes import Episode, metrics_of
-from axon.tune.prompts import Prompt
-from axon.tune.rewards import Scores, without_failed
+from axon.tune.judge import Scores, without_failed
+from axon.tune.prompt import Prompt
 
 ENVIRONMENT = "environment"
 """The name of an environment's own reward."""

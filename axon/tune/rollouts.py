@@ -32,10 +32,13 @@ from axon.tune.environments import Environment, check_environment
 from axon.tune.episode_runner import EpisodeRunner
 from axon.tune.episodes import Episode
 from axon.tune.estimator import Estimator
+from axon.tune.judge import Judge
+from axon.tune.playing import EnvironmentProcesses, check_portable
 from axon.tune.policy_engine import PolicyEngine
 from axon.tune.policy_sampler import PolicySampler, scored
-from axon.tune.prompts import Prompt, PromptOrder, of_chats, of_question, of_sources
-from axon.tune.rewards import Judge, RewardFunction, check_rewards
+from axon.tune.prompt import Prompt
+from axon.tune.prompts import PromptOrder, of_chats, of_question, of_sources
+from axon.tune.rewards import RewardFunction, check_rewards
 from axon.tune.rollout import ENVIRONMENT
 from axon.tune.rollout_feed import RolloutFeed
 from axon.tune.selection import AllAnswers, Selection
@@ -58,7 +61,8 @@ class Rollouts(FeedConfig):
         environment: what speaks between several answers to a prompt, as `Calculator()`: `docs/rollouts.md`. Its own
             reward is called "environment". Tokens that it says are in the sequence and are not learned. `limit` holds
             for each of its calls, too; an episode in which one fails is not trained on. turns: answers in an episode,
-            at most.
+            at most. environment_processes: how many processes play its episodes, one each at a time; 0: threads of this
+            process do, 128.
         prompts: sources of which each document is a prompt, with `Data`. One that leaves no room for an answer in
             `data.seq` is refused.
         samples: answers to each prompt. redraws: how many times, at most, the prompts of a batch to which all answers
@@ -79,6 +83,7 @@ class Rollouts(FeedConfig):
     limit: float = field(default=10.0, metadata=RESUMABLE)
     environment: Environment | None = None
     turns: int = 8
+    environment_processes: int = field(default=0, metadata=RESUMABLE)
     prompts: tuple[Source, ...] = ()
     samples: int = 4
     redraws: int = 0
@@ -91,9 +96,9 @@ class Rollouts(FeedConfig):
         check_range(self, "[1, 2**16]", "samples", "turns")
         check_range(self, "[0, 2**16]", "redraws")
         check_range(self, "[0, 64]", "staleness")
+        check_range(self, "[0, 128]", "environment_processes")
         check_range(self, "(0, 1e6]", "limit")
-        if self.environment is not None:
-            check_environment(self.environment, "Rollouts.environment")
+        self._check_environment()
         self._check_prompts()
         self.selection.check(self.samples)
         known = (ENVIRONMENT,) if self.environment else ()
@@ -116,6 +121,17 @@ class Rollouts(FeedConfig):
             raise UserError(
                 f"Sampling.temperature is 0, and Rollouts.samples {self.samples}: all answers to a prompt would be the "
                 "same. Set Rollouts.samples to 1, or Sampling.temperature above 0"
+            )
+
+    def _check_environment(self) -> None:
+        if self.environment is not None:
+            check_environment(self.environment, "Rollouts.environment")
+            if self.environment_processes:
+                check_portable(self.environment, "Rollouts.environment")
+        elif self.environment_processes:
+            raise UserError(
+                f"Rollouts.environment_processes is {self.environment_processes}, and Rollouts.environment is None: "
+                "set the one, or leave out the other"
             )
 
     def _check_prompts(self) -> None:
@@ -244,7 +260,9 @@ class PreparedRollouts(FedCorpus):
             return None
         encode = self._encoder(config.environment.role)
         limits = config.turns, config.positions, config.limit
-        return EpisodeRunner(config.environment, config.sampling, encode, *limits, report)
+        count = config.environment_processes
+        processes = EnvironmentProcesses(config.environment, count, config.limit) if count else None
+        return EpisodeRunner(config.environment, config.sampling, encode, *limits, report, processes)
 
     def _encoder(self, role: str) -> Callable[[str], Sequence[int]]:
         """What an environment says → its ids, with those that open the next answer."""

@@ -77,7 +77,8 @@ def tell_rewards(me: int) -> list:
     are left."""
     from jax._src import distributed
 
-    from axon.tune.rewards import Judge, Sampled
+    from axon.tune.judge import Judge
+    from axon.tune.rewards import Sampled
 
     def fails_in(process: int) -> Callable[[Sampled], float]:
         def reward(sampled: Sampled) -> float:

@@ -1,5 +1,7 @@
 """Episodes of several turns: what is in them, what is learned of them, and what an environment may do wrong."""
 
+import os
+import threading
 from dataclasses import replace
 
 import jax
@@ -7,7 +9,7 @@ import jax.numpy as jnp
 import likes
 import numpy as np
 import pytest
-from worlds import WORDS, Counting, Failing, Late, Speaker
+from worlds import WORDS, Counting, Failing, Late, Speaker, Without
 
 from axon.data import Bpe, FeedContext
 from axon.errors import UserError
@@ -45,6 +47,14 @@ def drawn(made, data, state, number=0):
     context = FeedContext(7, made.runtime, start=number, objective=GRPO(), report=lines.append)
     with data.prepare(lambda line: None).feed(context) as feed:
         return feed.draw(state), feed.metrics, lines
+
+
+def runs(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def same(one, other):
@@ -117,6 +127,20 @@ def test_coroutines_of_any_duration_make_the_same_batch(made, playing, begun, rn
         batch, metrics, _ = drawn(made, replace(playing.data, environment=Late()), state)
         assert same(batch, expected)
         assert metrics == plain
+
+
+def test_processes_make_the_batch_of_threads_are_kept_and_end_with_the_feed(made, playing, begun, rng, tmp_path):
+    state = begun(made, rng)
+    expected, plain, _ = drawn(made, playing.data, state)
+    data = replace(playing.data, environment=Without(folder=str(tmp_path)), environment_processes=3)
+    with data.prepare(str).feed(FeedContext(7, made.runtime, objective=GRPO())) as feed:
+        assert same(feed.draw(state), expected)
+        assert feed.metrics == plain
+        feed.draw(state)
+        pids = [int(path.name) for path in tmp_path.iterdir()]
+        assert 1 <= len(pids) <= 3
+        assert all(map(runs, pids))
+    assert not any(map(runs, pids))
 
 
 def test_rewards_see_the_turns_and_are_weighted_with_the_environments(made, playing, begun, rng):
@@ -208,11 +232,15 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(playing, do, tmp_path):
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["raise", "hang", "await", "number", "undefined", "reset"])
-def test_what_an_environment_does_wrong_costs_its_sample_alone(how, made, playing, begun, rng):
+@pytest.mark.parametrize(
+    ("how", "processes"),
+    [*((how, 0) for how in ("raise", "hang", "await", "number", "undefined", "reset")), ("hang", 3), ("die", 3)],
+)
+def test_what_an_environment_does_wrong_costs_its_sample_alone(how, processes, made, playing, begun, rng):
     state = begun(made, rng)
     expected, whole, _ = drawn(made, playing.data, state)
     data = replace(playing.data, environment=Failing(how=how), rewards={"short": likes.short}, limit=1.0)
+    data = replace(data, environment_processes=processes)
     batch, metrics, lines = drawn(made, data, state)
     is_there = batch["weights"].any(axis=1)
     assert metrics["environment_failed"] == metrics["reward_failed"] == 8 - is_there.sum()
@@ -230,6 +258,13 @@ def test_weights_that_are_no_numbers_end_the_run_and_leave_no_thread_waiting(mad
     state = replace(state, parameters=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.parameters))
     with pytest.raises(UserError, match="cannot answer with the weights of step 0"):
         drawn(made, playing.data, state)
+
+
+def test_an_environment_that_no_process_can_be_sent_is_told(playing):
+    with pytest.raises(UserError, match=r"Rollouts\.environment \(.*worlds\.py.*cannot be sent.*in reset"):
+        replace(playing.data, environment=Counting(rounds=threading.Lock()), environment_processes=1)
+    with pytest.raises(UserError, match=r"environment_processes is 2, and Rollouts\.environment is None"):
+        replace(playing.data, environment=None, rewards={"short": likes.short}, environment_processes=2)
 
 
 @pytest.mark.parametrize(

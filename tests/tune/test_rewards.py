@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.tune.rewards import ExactMatch, Judge, Matches, Numeric, Overlong, Sampled, Similar, check_rewards
+from axon.tune.judge import Judge
+from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Sampled, Similar, check_rewards
 
 
 def sampled(answer="", reference="", ids=(1,), prompt="a prompt"):

@@ -21,9 +21,9 @@ from axon.run import program
 from axon.serve import Answer, Capacity, Engine, Finish, Request, Sampling, answers
 from axon.tune import AllAnswers, BestAndWorst, BestAnswers, Rollouts, packing
 from axon.tune.episodes import Episode
+from axon.tune.judge import Scores
 from axon.tune.policy_engine import PolicyEngine
-from axon.tune.prompts import Prompt
-from axon.tune.rewards import Scores
+from axon.tune.prompt import Prompt
 from axon.tune.rollout import Rollout
 
 WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")

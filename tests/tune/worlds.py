@@ -1,9 +1,13 @@
 """Environments that tests name, as a configuration does."""
 
 import asyncio
+import os
 import random
+import signal
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from axon.tune.environments import Role
 
@@ -48,8 +52,21 @@ class Late(Counting):
 
 
 @dataclass(frozen=True)
+class Without(Late):
+    """The same in a process that has no JAX; each says itself to `folder`, by its number."""
+
+    folder: str = ""
+
+    def reset(self, prompt, seed):
+        assert "jax" not in sys.modules
+        (Path(self.folder) / str(os.getpid())).touch()
+        return super().reset(prompt, seed)
+
+
+@dataclass(frozen=True)
 class Failing(Counting):
-    """In half of the episodes, by their seed, fails so: "raise", "hang", "await", "number", "undefined", "reset"."""
+    """In half of the episodes, by their seed, fails so: "raise", "hang", "await", "die", "number", "undefined",
+    "reset"."""
 
     how: str = "raise"
 
@@ -75,6 +92,8 @@ class Failing(Counting):
                 raise KeyError(answer)
             case "hang":
                 time.sleep(30)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
             case "number":
                 return 3
         return None

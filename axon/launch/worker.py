@@ -1,0 +1,144 @@
+"""`Worker`, an object in a process of its own: one that dies or hangs costs the call that it is at."""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+START_SECONDS = 120.0
+"""What a process may take until its object is there, its imports included."""
+
+
+class WorkerError(Exception):
+    """The process has died, or was ended since it took too long."""
+
+
+class Worker:
+    """An object whose methods run in a process of its own, one call after the other.
+
+    The process is started anew, not forked, and imports what the object needs. It has a group of its own, so that a
+    Ctrl-C is not its, and is killed with all that it started. It ends when this process does, however it ends.
+
+    Args:
+        make: returns the object; called there, so that it can be pickled: no class or function of `__main__`.
+        environ: variables of the process besides those of this one. limit: seconds until the object is there.
+
+    Raises what `make` raises, and `WorkerError`.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        environ: Mapping[str, str] = MappingProxyType({}),
+        limit: float = START_SECONDS,
+    ):
+        here, there = socket.socketpair()
+        with there:
+            path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "axon.launch.worker", str(there.fileno())],
+                env={**os.environ, "PYTHONPATH": path, **environ},
+                stdin=subprocess.DEVNULL,
+                pass_fds=(there.fileno(),),
+                process_group=0,
+            )
+        self._connection = Connection(here.detach())
+        try:
+            self._answer(make, limit)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, method: str, *args: Any, limit: float) -> Any:
+        """What a method returns or raises. Raises `WorkerError` where the process dies, and `TimeoutError` after
+        `limit` seconds, which ends it."""
+        return self._answer((method, args), limit)
+
+    def close(self) -> None:
+        """End the process, and all that it has started."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # before it is waited for: until then its number is its own
+            self._process.wait()
+        self._connection.close()
+
+    def _answer(self, message: Any, limit: float) -> Any:
+        try:
+            self._connection.send(message)
+            answered = self._connection.poll(limit)
+            value, error = self._connection.recv() if answered else (None, None)
+        except (EOFError, ConnectionError):
+            self.close()
+            raise WorkerError(f"its process (pid {self.pid}) {how_ended(self._process.returncode)}") from None
+        if not answered:
+            self.close()
+            raise TimeoutError(f"not done after {limit:g} seconds")
+        if error is not None:
+            raise error
+        return value
+
+
+def how_ended(code: int) -> str:
+    """How a process ended with this exit code, or minus a signal, for messages."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _serve(connection: Connection) -> NoReturn:
+    """Make the object that the first message asks for, and answer each further one by a method of it."""
+    messages: SimpleQueue[bytes] = SimpleQueue()
+    Thread(target=_receive, args=(connection, messages), daemon=True).start()
+    made: Any = None
+    while True:
+        try:
+            if made is None:
+                made, value = pickle.loads(messages.get())(), None
+            else:
+                method, args = pickle.loads(messages.get())
+                value = getattr(made, method)(*args)
+            connection.send((value, None))
+        except BaseException as error:  # also `SystemExit`, of whoever wrote the method
+            connection.send((None, _portable(error)))
+
+
+def _receive(connection: Connection, messages: SimpleQueue[bytes]) -> None:
+    """In a thread of its own, so that the end of the process that asks ends this one in the middle of a call."""
+    while True:
+        try:
+            messages.put(connection.recv_bytes())
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)
+
+
+def _portable(error: BaseException) -> Exception:
+    """The error, or one that says the same where it cannot be sent. Its traceback is in its notes."""
+    if not isinstance(error, Exception):
+        return RuntimeError(repr(error))
+    try:
+        error.add_note("".join(traceback.format_exception(error)))
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    _serve(Connection(descriptor))

@@ -53,7 +53,7 @@ def content(path: Path) -> Iterator[Any]:
             yield file
             return
         module = _module(path, compression)
-        damaged = [getattr(module, name) for name in ("LZMAError", "ZstdError") if hasattr(module, name)]
+        damaged = [vars(module)[name] for name in ("LZMAError", "ZstdError") if name in vars(module)]
         try:
             with module.open(file) as inner:
                 _check_text(path, inner)

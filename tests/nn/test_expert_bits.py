@@ -17,7 +17,7 @@ from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.mixtral import Mixtral
 
-MODEL = Mixtral(vocab=64, embed=128, layers=2, heads=4, kv_heads=2, mlp=128, routing=Routing(4, 2))
+MODEL = Mixtral(vocab=64, embed=128, layers=2, heads=4, kv_heads=2, mlp=256, routing=Routing(4, 2))
 ONE = Layout({"data": 1})
 LAYOUTS = {
     "one": ONE,

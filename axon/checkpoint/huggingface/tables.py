@@ -21,14 +21,15 @@ ENTRY_POINTS = "axon.models"
 """The group of entry points by which an installed package names modules that have tables."""
 
 
-@cache
-def _installed() -> tuple[ModuleType, ...]:
-    return tuple(one.load() for one in entry_points(group=ENTRY_POINTS))
-
-
 def known() -> Mapping[str, Architecture]:
     """Architecture's name → its table: of all modules of `models`, of those that installed packages name, and of those
     that are imported, as a person's own by a config file, which come before the others."""
+    return _known(len(sys.modules))
+
+
+@cache
+def _known(modules: int) -> Mapping[str, Architecture]:
+    """`modules`: how many are imported; more may have tables."""
     import models
 
     names = [f"{models.__name__}.{module.name}" for module in pkgutil.iter_modules(models.__path__)]
@@ -36,6 +37,11 @@ def known() -> Mapping[str, Architecture]:
     imported = [module for module in sys.modules.copy().values() if module not in listed]
     found = (vars(module).get(TABLES) for module in (*listed, *imported) if module is not None)
     return {table.name: table for tables in found if isinstance(tables, tuple | list) for table in tables}
+
+
+@cache
+def _installed() -> tuple[ModuleType, ...]:
+    return tuple(one.load() for one in entry_points(group=ENTRY_POINTS))
 
 
 def table_of(config: Mapping[str, Any]) -> Architecture:

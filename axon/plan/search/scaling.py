@@ -70,7 +70,7 @@ def scaling(
             key = target.name, own
             if key not in known:
                 known[key] = _point(target, own, planner.space.program.seq, failures, resized)
-                say(f"{target.name}, {own:g} sequences: {_told(known[key])}")
+                say(f"{target.name}, {own:g} sequences: {_described(known[key])}")
             yield known[key]
 
     return Scaling(tuple(points(grows=True)), tuple(points(grows=False)), failures)
@@ -99,5 +99,5 @@ def _best(planner: Planner) -> tuple[Plan | None, str]:
     return None, f"takes {least / GIB:.1f} GiB of a device at least, of {planner.room / GIB:.1f}"
 
 
-def _told(point: Point) -> str:
+def _described(point: Point) -> str:
     return f"{point.plan.seconds.total:.3g} s a step" if point.plan else point.why

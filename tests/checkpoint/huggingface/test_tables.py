@@ -32,8 +32,9 @@ def test_a_model_of_ones_own_brings_its_table(way, tmp_path, monkeypatch, reques
     if way == "an entry point":
         point = EntryPoint("own", module, tables.ENTRY_POINTS)
         monkeypatch.setattr(tables, "entry_points", lambda group: [point] if group == point.group else [])
-        tables._installed.cache_clear()
-        request.addfinalizer(tables._installed.cache_clear)
+        for read in (tables._installed, tables._known):
+            read.cache_clear()
+            request.addfinalizer(read.cache_clear)
     else:
         (tmp_path / "own.gin").write_text(f"from {module} import Own\nOwn.vocab = 8\n")
         with pytest.raises(UserError):

@@ -39,6 +39,14 @@ Links = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="FILE.json", help="Bandwidths as measured, instead of the table's."),
 ]
+Format = Annotated[
+    list[str],
+    typer.Option(
+        "--format",
+        metavar="RECIPE",
+        help="Formats of products to try: FP8Current, Int8, … or none; may be given several times.",
+    ),
+]
 Scale = Annotated[
     str | None,
     typer.Option(
@@ -67,6 +75,7 @@ def plan(
     on: On,
     set_: Set = [],  # noqa: B006 - typer reads it, nothing writes it
     pin: Pin = [],  # noqa: B006
+    format_: Format = [],  # noqa: B006
     top: Top = None,
     global_batch: GlobalBatch = None,
     seq: Seq = None,
@@ -88,11 +97,13 @@ def plan(
     """
     sizes = {"Data.batch": global_batch, "Data.seq": seq}
     changes = (*set_, *(f"{name}={size}" for name, size in sizes.items() if size is not None))
-    question = Question(config, on, changes, tuple(pin), links)
+    question = Question(config, on, changes, tuple(pin), links, tuple(format_))
     failures = _failures(mtbf, restart, save)
     if scale is not None:
-        if write is not None or compile_ or top is not None:
-            raise UserError("--scale has the best plan of each machine; leave out --write, --compile and --top")
+        if write is not None or compile_ or top is not None or format_:
+            raise UserError(
+                "--scale has the best plan of each machine; leave out --write, --compile, --top and --format"
+            )
         _scale(question, scale, Failures(**failures), draw, json_)
         return
     if failures:

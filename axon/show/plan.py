@@ -22,11 +22,11 @@ from axon.show.planning import PLANNED, Plans, own_values
 def print_plans(found: Plans) -> None:
     """A table of the plans, what the best one's memory and step are made of, and why the others lost."""
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    table = empty_table(
-        f"{found.question.config} on {found.target.name}, {found.target.devices} devices", "plan", *_HEADINGS
-    )
+    formats = ("format",) * bool(found.question.formats)
+    title = f"{found.question.config} on {found.target.name}, {found.target.devices} devices"
+    table = empty_table(title, "plan", *formats, *_HEADINGS)
     for number, plan in enumerate(found.plans, 1):
-        table.add_row(str(number), *_row(plan))
+        table.add_row(str(number), *(recipe_name(plan) for _ in formats), *_row(plan))
     best = found.plans[0]
     console.print(table, _memory(best), _step(best), sep="\n")
     if best.compiled:
@@ -54,6 +54,11 @@ def _row(plan: Plan) -> Iterator[str]:
     yield f"{plan.seconds.mfu:.1%}"
     yield f"{plan.seconds.of(BUBBLE) / total:.1%}"
     yield f"{plan.seconds.of(*COMMUNICATION) / total:.1%}"
+
+
+def recipe_name(plan: Plan) -> str:
+    """The recipe of a plan's products, as `--format` names it."""
+    return "none" if plan.recipe is None else type(plan.recipe).__name__
 
 
 def mesh_text(layout: Layout) -> str:
@@ -114,7 +119,7 @@ def empty_table(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", box=None)
     for number, heading in enumerate(headings):
         table.add_column(
-            heading, justify="left" if number == 0 or heading in ("mesh", "mesh axes", "remat") else "right"
+            heading, justify="left" if number == 0 or heading in ("format", "mesh", "mesh axes", "remat") else "right"
         )
     return table
 
@@ -139,6 +144,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "layout": {name: _plain(value) for name, value in _planned(plan.layout).items()},
         "execution": {"remat": _plain(plan.execution.remat)},
+        "recipe": plan.recipe and recipe_name(plan),
         "memory_gib": round(plan.memory.gib, 3),
         "memory": {name: round(size / GIB, 3) for name, size in plan.memory.parts.items()},
         "step_s": plan.seconds.total,
@@ -181,6 +187,8 @@ def _gin(found: Plans, best: Plan) -> Iterator[str]:
     yield f"include {str(found.question.config.resolve())!r}"
     yield ""
     yield from (change.replace("=", " = ", 1) for change in found.question.overrides)
+    if found.question.formats:
+        yield f"Precision.recipe = {best.recipe and f'@{recipe_name(best)}()'}"
     schedule = best.layout.schedule
     for name, value in _planned(best.layout).items():
         yield f"Layout.{name} = " + (

@@ -18,7 +18,7 @@ from axon.plan.report import Report
 from axon.plan.report_cache import ReportCache
 from axon.plan.search import Pins, Plan, Planner
 from axon.plan.search.confirm import Confirmation, Dropped
-from axon.plan.search.plans import Acceptance
+from axon.plan.search.plans import Acceptance, best_of
 from axon.plan.search.reasons import why_not
 from axon.plan.search.refusals import refusal
 from axon.plan.search.space import Space
@@ -67,16 +67,20 @@ def plan_config(question: Question, count: int, compiling: Callable[[str], None]
     can be compiled for, a model that fits nowhere, a batch that nothing divides, pins that leave nothing.
     """
     begun = time.perf_counter()
-    tree, planner = planner_of(question)
-    target = planner.target
-    confirmation = compiling and _confirmation(tree, planner, compiling)
-    found = (replace(planner, accept=confirmation) if confirmation else planner).best(count)
-    dropped = tuple(confirmation.dropped) if confirmation else ()
+    planners, dropped = [], []
+    for tree, planner in map(planner_of, question.of_each_format()):
+        if compiling:
+            confirmation = _confirmation(tree, planner, compiling)
+            planner, dropped = replace(planner, accept=confirmation), [*dropped, confirmation.dropped]
+        planners.append(planner)
+    target, found = planners[0].target, best_of(planners, count)
+    dropped = tuple(one for several in dropped for one in several)
     if not found:
-        raise _none_fits(target, dropped) if dropped else refusal(planner)
+        raise _none_fits(target, dropped) if dropped else refusal(planners[0])
     best, *others = found
     plans = (best, *(replace(one, why_not=why_not(one, best)) for one in others))
-    return Plans(question, target, plans, len(planner.ranked), time.perf_counter() - begun, dropped)
+    tried = sum(len(planner.ranked) for planner in planners)
+    return Plans(question, target, plans, tried, time.perf_counter() - begun, dropped)
 
 
 def _confirmation(tree: Train, planner: Planner, say: Callable[[str], None]) -> Confirmation:

@@ -1,7 +1,7 @@
 """What `axon plan` is asked: a run, a machine, and what each plan must have."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +19,7 @@ class Question:
     Args:
         overrides: bound last, as `Data.batch=512`. pins: the same of `Layout` and `Execution`, which all plans have.
         links: a file of measured bandwidths.
+        formats: of the blocks' products, each a name of a recipe or "none"; all are tried, by default the config's own.
     """
 
     config: Path
@@ -26,6 +27,12 @@ class Question:
     overrides: tuple[str, ...] = ()
     pins: tuple[str, ...] = ()
     links: Path | None = None
+    formats: tuple[str, ...] = ()
+
+    def of_each_format(self) -> list["Question"]:
+        """The question with each of its formats as the config's own."""
+        recipes = [None if name == "none" else f"@{name}()" for name in dict.fromkeys(self.formats)]
+        return [replace(self, overrides=(*self.overrides, f"Precision.recipe={one}")) for one in recipes] or [self]
 
     @cached_property
     def target(self) -> Target:

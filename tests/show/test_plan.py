@@ -47,6 +47,22 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_
         program(tree, Placement.of(tree.layout, [None] * 8))
 
 
+def test_formats_are_ranked_together_and_each_of_them_is_among_the_plans(config, tmp_path, capsys):
+    question = Question(config, "h100:2", ("Data.batch=16",), formats=("none", "FP8Current"))
+    found = plan_config(question, 1)
+    alone = [plan_config(Question(config, "h100:2", one.overrides), 1).plans[0] for one in question.of_each_format()]
+    assert sorted(one.seconds.total for one in alone) == [one.seconds.total for one in found.plans]
+    assert sorted(one["recipe"] or "none" for one in plans_json(found)["plans"]) == ["FP8Current", "none"]
+    print_plans(found)
+    assert {"format", "none", "FP8Current"} <= {*capsys.readouterr().out.split()}
+    for best in found.plans:
+        write_plan(replace(found, plans=(best,)), tmp_path / "planned.gin")
+        assert load(tmp_path / "planned.gin").tree.precision.recipe == best.recipe
+    for name, part in (("FP8Curent", "Did you mean"), ("MXFP8", "needs products of")):
+        with pytest.raises(UserError, match=part):
+            plan_config(Question(config, "h100:2", formats=("none", name)), 1)
+
+
 @pytest.mark.parametrize(
     ("on", "pins", "part"),
     [

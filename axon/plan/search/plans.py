@@ -1,6 +1,6 @@
 """Plans: layouts and executions that fit a machine and that validation accepts, the fastest first."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
 from axon.plan.report import Report
 from axon.plan.search.space import Space
+from axon.precision import Recipe
 
 ROOM = 0.9
 """How much of a device's memory a plan may take by prediction, which is right within about 10 %."""
@@ -24,13 +25,15 @@ ROOM = 0.9
 class Plan:
     """A layout and an execution, and what is predicted of a step with them.
 
-    `why_not`: why it is not the best. `compiled`: what the compiler reports of it, where it was asked.
+    `recipe`: the formats of its products; None: those of `Precision.compute`. `why_not`: why it is not the best.
+    `compiled`: what the compiler reports of it, where it was asked.
     """
 
     layout: Layout
     execution: Execution
     memory: Memory
     seconds: Seconds
+    recipe: Recipe | None = None
     why_not: str = ""
     compiled: Report | None = None
 
@@ -62,20 +65,12 @@ class Planner:
 
     def best(self, count: int) -> list[Plan]:
         """The fastest plans that are accepted, of each mesh, ZeRO stage and schedule the fastest one."""
-        found, seen = [], set()
-        for plan in self.ranked:
-            kind = tuple(plan.layout.mesh.items()), plan.layout.zero, repr(plan.layout.schedule)
-            if kind not in seen and (accepted := self.accept(plan)):
-                seen.add(kind)
-                found.append(accepted)
-            if len(found) == count:
-                break
-        return found
+        return best_of((self,), count)
 
     @cached_property
     def ranked(self) -> list[Plan]:
         """All that fits, the fastest first; of two as fast the one with less memory."""
-        return sorted(self.fitting(), key=lambda plan: (plan.seconds.total, plan.memory.total))
+        return sorted(self.fitting(), key=_order)
 
     def fitting(self) -> Iterator[Plan]:
         """All that fits, by prediction."""
@@ -90,7 +85,7 @@ class Planner:
                         break  # whatever remat keeps
                     used = memory(shards)
                     if used.total <= self.room:
-                        yield Plan(run, execution, used, seconds(shards, self.target, self.bandwidths))
+                        yield self._plan(shards, used)
 
     def _here(self, state: Mapping[str, float]) -> float:
         """Bytes of the state that lie on a device."""
@@ -105,7 +100,7 @@ class Planner:
                 shards = Shards(split, run, replace(self.space.execution, remat="full"))
                 used = memory(shards)
                 if found is None or used.total < found.memory.total:
-                    found = Plan(run, shards.execution, used, seconds(shards, self.target, self.bandwidths))
+                    found = self._plan(shards, used)
         if found is None:
             raise UserError(f"no layout divides {self.target.devices} devices so")
         return found
@@ -113,3 +108,28 @@ class Planner:
     def split(self, layout: Layout) -> Split:
         """The work under a layout's rows."""
         return Split(self.work, Placement.described(layout, self.target.devices, self.target.platform))
+
+    def _plan(self, shards: Shards, used: Memory) -> Plan:
+        predicted, recipe = seconds(shards, self.target, self.bandwidths), self.space.program.runtime.precision.recipe
+        return Plan(shards.layout, shards.execution, used, predicted, recipe)
+
+
+def best_of(planners: Sequence[Planner], count: int) -> list[Plan]:
+    """The fastest plans of several searches that are accepted by their own, of each recipe, mesh, ZeRO stage and
+    schedule the fastest one; and of a recipe that has none among them, its fastest."""
+    every = sorted(((plan, one) for one in planners for plan in one.ranked), key=lambda pair: _order(pair[0]))
+    found, seen, recipes = [], set(), set()
+    for plan, one in every:
+        kind = id(one), *plan.layout.mesh.items(), plan.layout.zero, repr(plan.layout.schedule)
+        wanted = len(found) < count or id(one) not in recipes
+        if kind not in seen and wanted and (accepted := one.accept(plan)):
+            seen.add(kind)
+            recipes.add(id(one))
+            found.append(accepted)
+        if len(found) >= count and len(recipes) == len(planners):
+            break
+    return found
+
+
+def _order(plan: Plan) -> tuple[float, float]:
+    return plan.seconds.total, plan.memory.total

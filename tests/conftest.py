@@ -46,7 +46,8 @@ DRAWN = 2
 drawn of the others, and another for another `AXON_TEST_DRAW`."""
 
 TURNS = 3
-"""Of the tests that have a case for `--full`, it draws one in so many by the commit; of `extra` ones it runs all."""
+"""Of the tests that have a case for `--full`, it draws one in so many by the commit, unless a mark `draws(count)` says
+of how many cases it runs at any; of `extra` ones it runs all."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,7 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             by_default[test] += 1
     for test, cases in wide.items():
         cases.sort(key=lambda item: _lot(item.nodeid))
-        left = max(DRAWN - by_default[test], 1) if _lot(test) % TURNS == 0 else 0
+        in_turn = max(DRAWN - by_default[test], 1) if _lot(test) % TURNS == 0 else 0
+        left = next((one.args[0] for one in cases[0].iter_markers("draws")), in_turn)
         for item in cases[left:]:
             item.add_marker("slow")
 

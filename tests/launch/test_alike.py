@@ -67,6 +67,7 @@ def check_refused(folder: Path, environment, says: str, **different) -> None:
     assert not (folder / "run/metrics.jsonl").exists()
 
 
+@pytest.mark.full
 def test_processes_started_by_hand_with_other_rates_both_end_and_name_the_field(tmp_path, environment):
     (tmp_path / "run.gin").write_text(TINY)
     says = "optimizer.schedule.peak: 0.01 in process 0, 0.5 in process 1"

@@ -30,6 +30,7 @@ _PLUMBING = {
     "AsyncCollectiveDone",
     "AsyncCollectiveStart",
     "ConcatBitcast",
+    "GatherScatterIndicesBitpacked",
     "Sharding",
 }
 VIEWS = {"bitcast", "get-tuple-element", "parameter", "tuple", "while", "call", "conditional", "optimization-barrier"}

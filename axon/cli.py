@@ -101,11 +101,24 @@ def tune(
     inspect: Annotated[
         int | None, typer.Option(min=1, help="Instead, print so many examples, what is learned of them in colour.")
     ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Instead, write the chats with this model's likeliest next tokens to --out."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Likeliest tokens that are written of each.")] = 32,
+    out: Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="JSON lines for TaughtChats.")] = None,
 ) -> None:
     """Tune a model on examples: `axon train`, which has more options, or a look at the examples.
 
     Example: `axon tune configs/tune/quickstart_sft.gin --inspect 3`
     """
+    if (teacher is None) != (out is None):
+        raise UserError("--teacher says whose next tokens are written, and --out the file: give both, or neither")
+    if teacher is not None and out is not None:
+        from axon.run.teach import write_taught
+
+        write_taught(_tree(config, set_, run_dir), teacher, top, out, typer.echo)
+        return
     if inspect is None:
         train(config, set_, run_dir, steps)
         return

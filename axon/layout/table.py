@@ -56,6 +56,7 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "patch_height": (),
     "patch_width": (),
     "classes": (),
+    "top": (),
     "buckets": (),
     "layers": ("pipe",),
     "experts": (),

@@ -6,7 +6,7 @@ from axon.nn.auxiliary import Auxiliary
 from axon.nn.cache import CacheSpec
 from axon.nn.cross_attention import CrossAttention
 from axon.nn.depth import Depth, Segment
-from axon.nn.divergence import token_divergence
+from axon.nn.divergence import token_divergence, top_divergence
 from axon.nn.dropout import Dropout
 from axon.nn.embedding import Embedding
 from axon.nn.head import Head

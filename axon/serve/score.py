@@ -14,7 +14,7 @@ from axon import axes
 from axon.nn import token_nll
 from axon.runtime import Runtime
 from axon.serve.logits import row_shards
-from axon.serve.teacher_forcing import Continuation, teacher_forcing
+from axon.serve.teacher_forcing import Arrays, Continuation, teacher_forcing
 from axon.serve.unsplit import unsplit
 
 SEQUENCES = 8
@@ -29,8 +29,8 @@ class Score:
     is_greedy: bool
 
 
-class Scorer:
-    """Scores continuations with a runtime's module and mesh; sequences are split over devices, positions are not.
+class Forced:
+    """Reads continuations with a runtime's module and mesh; sequences are split over devices, positions are not.
 
     A program is compiled for each padded length, and cached. An encoder–decoder reads contexts and writes
     continuations.
@@ -41,9 +41,35 @@ class Scorer:
 
     def __init__(self, runtime: Runtime, max_length: int):
         self.runtime, self.max_length = runtime, max_length
-        self._forced, self._placement = teacher_forcing(runtime.module), unsplit(runtime.placement, "seq")
-        split = row_shards(self._placement)
+        self.forced, self.placement = teacher_forcing(runtime.module), unsplit(runtime.placement, "seq")
+        split = row_shards(self.placement)
         self.batch = -(-SEQUENCES // split) * split
+
+    def batches(self, continuations: Sequence[Continuation]) -> Iterator[tuple[list[int], Arrays]]:
+        """The places of a batch's continuations, and its arrays, the longest first.
+
+        Raises `ValueError` for a continuation of no tokens, without a context, or with more than `max_length`
+        positions.
+        """
+        for one in continuations:
+            if not one.context or not one.tokens or self.forced.positions(one) > self.max_length:
+                sizes = f"{len(one.tokens)} tokens after {len(one.context)}"
+                raise ValueError(f"a continuation of {sizes}: expected 1 or more of both, {self.max_length} positions")
+        order = sorted(range(len(continuations)), key=lambda place: -self.forced.positions(continuations[place]))
+        for first in range(0, len(order), self.batch):
+            places = order[first : first + self.batch]
+            yield places, self.forced.padded([continuations[place] for place in places], self.batch, self.max_length)
+
+    def hidden(self, model: Any, batch: dict[str, Array]) -> Array:
+        """See `TeacherForcing.hidden`, of arrays that are on the devices yet."""
+        return self.forced.hidden(model, {name: axes.shard(value, "batch seq") for name, value in batch.items()})
+
+
+class Scorer(Forced):
+    """Scores continuations, see `Forced`."""
+
+    def __init__(self, runtime: Runtime, max_length: int):
+        super().__init__(runtime, max_length)
         self._compiled = runtime.jit(self._score, static_argnames="greedy")
 
     def __call__(
@@ -52,18 +78,10 @@ class Scorer:
         """The place of each continuation and its score, the longest first.
 
         `greedy`: whether to tell what greedy decoding takes, for which the logits of a batch exist all at once; without
-        it `Score.is_greedy` is False. Raises `ValueError` for a continuation of no tokens, without a context, or with
-        more than `max_length` positions.
+        it `Score.is_greedy` is False. Raises `ValueError` as `batches` does.
         """
-        for one in continuations:
-            if not one.context or not one.tokens or self._forced.positions(one) > self.max_length:
-                sizes = f"{len(one.tokens)} tokens after {len(one.context)}"
-                raise ValueError(f"a continuation of {sizes}: expected 1 or more of both, {self.max_length} positions")
-        order = sorted(range(len(continuations)), key=lambda place: -self._forced.positions(continuations[place]))
-        for first in range(0, len(order), self.batch):
-            places = order[first : first + self.batch]
-            batch = self._forced.padded([continuations[place] for place in places], self.batch, self.max_length)
-            with self.runtime.tracing(self._placement):
+        for places, batch in self.batches(continuations):
+            with self.runtime.tracing(self.placement):
                 found = self._compiled(parameters, variables or {}, batch, greedy=greedy)
             nll, taken = (np.asarray(value) for value in jax.device_get(found))
             for row, place in enumerate(places):
@@ -71,9 +89,8 @@ class Scorer:
 
     def _score(self, parameters: Any, variables: Any, batch: dict[str, Array], greedy: bool) -> tuple[Array, Array]:
         """Of each sequence the negative log-likelihood of the tokens that count, and whether all are the top ones."""
-        batch = {name: axes.shard(value, "batch seq") for name, value in batch.items()}
         model = self.runtime.bind(parameters, variables)
-        hidden = self._forced.hidden(model, batch)
+        hidden = self.hidden(model, batch)
         nll, _ = token_nll(hidden, model.output, batch["targets"])
         total, real = jnp.sum(nll * batch["weights"], axis=1), batch["weights"] > 0
         if not greedy:

@@ -1,4 +1,4 @@
-"""Distillation: a model learns the distributions of a frozen teacher beside the text."""
+"""Distillation: a model learns a teacher's distributions, of a frozen model beside it or of a file."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -6,22 +6,26 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 from jax import Array, lax
 
+from axon.axes import ArraySpec
+from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.cross_entropy import Divergence
-from axon.nn import cross_entropy, token_divergence
+from axon.nn import cross_entropy, token_divergence, top_divergence
 from axon.train.objective import Batch, NextToken, Objective, Sums
 
 BETA = {"forward": 0.0, "reverse": 1.0, "jensen_shannon": 0.5}
 """`Distillation.divergence` → `axon.kernels.cross_entropy.Divergence.beta`, unless that is set."""
 
+TEACHER_IDS, TEACHER_LOGPROBS = "teacher_ids", "teacher_logprobs"
+"""Arrays of a batch, `batch seq top`: a teacher's likeliest ids for each target, and their log-probabilities."""
 
-@dataclass(frozen=True)
-class Distillation(Objective):
-    """T²·D of the next token's distributions, a teacher's and the model's, both of logits / T, in nats.
 
-    The teacher is `Train.references["teacher"]`, of the same vocabulary. With p the teacher's distribution and q the
-    model's, of each token of the text, D is
+@dataclass(frozen=True, kw_only=True)
+class Taught(Objective):
+    """The base of objectives that learn a teacher's distributions of the next token.
+
+    With p the teacher's distribution and q the model's, of each token of the text, the divergence D is
 
     - "forward": KL(p‖q) (Hinton et al., arXiv:1503.02531),
     - "reverse": KL(q‖p) (Gu et al., arXiv:2306.08543, who take it over the model's own samples),
@@ -29,36 +33,62 @@ class Distillation(Objective):
       With β → 0 it is β·KL(p‖q), with β → 1 (1 − β)·KL(q‖p): its gradient vanishes there, as theirs does.
 
     Args:
-        temperature: T. divergence: which D. beta: β, in (0, 1), 0.5 where it is None; for "jensen_shannon" alone.
+        divergence: which D. beta: β, in (0, 1), 0.5 where it is None; for "jensen_shannon" alone.
         next_token: weight of the next token's negative log-likelihood beside it.
 
-    A metric of its own, `divergence`, reports D without T²; `loss` is the next token's.
+    A metric of its own, `divergence`, reports D; `loss` is the next token's.
     """
 
-    references: ClassVar[frozenset[str]] = frozenset({"teacher"})
-
-    temperature: float = 1.0
     divergence: Literal["forward", "reverse", "jensen_shannon"] = "forward"
     beta: float | None = None
     next_token: float = 0.0
 
     def __post_init__(self):
-        check_range(self, "(0, inf)", "temperature")
+        name = type(self).__name__
         check_range(self, "[0, inf)", "next_token")
         if self.divergence not in BETA:
-            raise UserError(
-                f"Distillation.divergence is {self.divergence!r}; must be one of {', '.join(map(repr, BETA))}"
-            )
+            raise UserError(f"{name}.divergence is {self.divergence!r}; must be one of {', '.join(map(repr, BETA))}")
         if self.beta is not None and self.divergence != "jensen_shannon":
             raise UserError(
-                f"Distillation.beta is {self.beta}, and Distillation.divergence {self.divergence!r}, which has none: "
-                "leave it out, or set divergence to 'jensen_shannon'"
+                f"{name}.beta is {self.beta}, and {name}.divergence {self.divergence!r}, which has none: leave it out, "
+                "or set divergence to 'jensen_shannon'"
             )
         if self.beta is not None:
             check_range(self, "(0, 1)", "beta")
 
     def check(self, module: Any) -> None:
         NextToken().check(module)
+
+    def kind(self, temperature: float = 1.0) -> Divergence:
+        """The divergence of logits / `temperature`."""
+        return Divergence(temperature, BETA[self.divergence] if self.beta is None else self.beta)
+
+    def sums_of(self, x: Array, module: Any, batch: Batch, by_token: Array, factor: float = 1.0) -> Sums:
+        """The sums of divergences `by_token`, `batch seq`, times `factor`; `x`: the module's hidden states."""
+        divergence = jnp.sum(batch["weights"] * by_token)
+        loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"])
+        minimised = {"divergence": factor * divergence}
+        minimised |= {"next_token": self.next_token * loss} if self.next_token else {}
+        return Sums(minimised, {"loss": nll, "divergence": divergence})
+
+
+@dataclass(frozen=True)
+class Distillation(Taught):
+    """T²·D of the next token's distributions, a teacher's and the model's, both of logits / T, in nats: see `Taught`.
+
+    The teacher is `Train.references["teacher"]`, of the same vocabulary.
+
+    Args:
+        temperature: T.
+    """
+
+    references: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
+    temperature: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "(0, inf)", "temperature")
 
     def check_references(self, module: Any, references: Any) -> None:
         teacher = references["teacher"]
@@ -72,12 +102,36 @@ class Distillation(Objective):
             )
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None, teacher: Any = None) -> Sums:
-        text, weights = NextToken(), batch["weights"]
+        text = NextToken()
         x, _, auxiliary = module.hidden(text.inputs(batch, key))
         of_teacher = lax.stop_gradient(teacher.hidden(text.inputs(batch))[0])
-        kind = Divergence(self.temperature, BETA[self.divergence] if self.beta is None else self.beta)
-        divergence = jnp.sum(weights * token_divergence(x, module.output, of_teacher, teacher.output, kind))
-        loss, nll = cross_entropy(x, module.output, batch["targets"], weights)
-        minimised = {"divergence": self.temperature**2 * divergence}
-        minimised |= {"next_token": self.next_token * loss} if self.next_token else {}
-        return Sums(minimised, {"loss": nll, "divergence": divergence}).with_auxiliary(auxiliary)
+        by_token = token_divergence(x, module.output, of_teacher, teacher.output, self.kind(self.temperature))
+        return self.sums_of(x, module, batch, by_token, self.temperature**2).with_auxiliary(auxiliary)
+
+
+@dataclass(frozen=True)
+class TopDistillation(Taught):
+    """D of the next token's distributions, a teacher's and the model's, in nats: see `Taught`. Of the teacher the
+    likeliest ids alone are known, from the data, as `TaughtChats`; all others are one outcome of both distributions
+    (`axon.kernels.cross_entropy.TopTeacher`), at temperature 1.
+
+    Args:
+        top: ids of each token that are known.
+    """
+
+    top: int = 32
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "[1, 2**16]", "top")
+
+    def specs(self, batch: int, seq: int) -> Specs:
+        shape = batch, seq, self.top
+        dtypes = {TEACHER_IDS: jnp.int32, TEACHER_LOGPROBS: jnp.float32}
+        known = {name: ArraySpec(("batch", "seq", "top"), shape, dtype) for name, dtype in dtypes.items()}
+        return {**super().specs(batch, seq), **known}
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+        x, _, auxiliary = module.hidden(NextToken().inputs(batch, key))
+        by_token = top_divergence(x, module.output, batch[TEACHER_IDS], batch[TEACHER_LOGPROBS], self.kind())
+        return self.sums_of(x, module, batch, by_token).with_auxiliary(auxiliary)

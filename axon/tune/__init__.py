@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
     from axon.tune.rollouts import Rollouts
     from axon.tune.selection import AllAnswers, BestAndWorst, BestAnswers
+    from axon.tune.taught_chats import TaughtChats
     from axon.tune.text_classifier import TextClassifier
     from axon.tune.text_pairs import TextPairs
     from axon.tune.words import Addition, Words
@@ -36,6 +37,7 @@ __all__ = [
     "RewardModel",
     "Rollouts",
     "Similar",
+    "TaughtChats",
     "TextClassifier",
     "TextPairs",
     "Words",
@@ -59,6 +61,7 @@ _MODULE_OF = {
     "RewardModel": "reward_model",
     "Rollouts": "rollouts",
     "Similar": "rewards",
+    "TaughtChats": "taught_chats",
     "TextClassifier": "text_classifier",
     "TextPairs": "text_pairs",
     "Words": "words",

@@ -9,7 +9,7 @@ import numpy as np
 from axon.errors import UserError
 from axon.serve.chat_turns import Turns
 from axon.train.preference import ANSWERS
-from axon.tune.examples import Examples
+from axon.tune.examples import Examples, Read
 from axon.tune.formats import PAIRS, Format
 from axon.tune.packing import Document
 
@@ -30,9 +30,9 @@ class Comparisons(Examples):
 
     packed: int = 8
 
-    def document(self, turns: Turns) -> Document:
+    def document(self, turns: Turns, read: Read) -> Document:
         """With the last id as an input too, which no target follows: a score is read from it."""
-        return super().document(Turns((*turns.ids, turns.ids[-1]), (*turns.weights, 0.0)))
+        return super().document(Turns((*turns.ids, turns.ids[-1]), (*turns.weights, 0.0)), read)
 
     def text_of(self, document: Document) -> Document:
         return document.first(-1)

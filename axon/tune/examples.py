@@ -89,20 +89,25 @@ class Examples(ABC):
         if unknown := sorted(self.columns.keys() - names):
             raise UserError(f"{name}.columns has {unknown[0]!r}; expected of {', '.join(sorted(names))}")
 
-    def document(self, turns: Turns) -> Document:
-        """What is packed of a conversation."""
+    def document(self, turns: Turns, read: "Read") -> Document:
+        """What is packed of a conversation of a record."""
         return Document(np.array(turns.ids, np.int32), np.array(turns.weights, np.float32))
 
     def text_of(self, document: Document) -> Document:
         """A document as it was written by the template."""
         return document
 
+    @property
+    def more(self) -> Mapping[str, np.ndarray]:
+        """See `axon.tune.packing.batch_of`."""
+        return {}
+
     def check_objective(self, objective: Any) -> None:
         """Raise `UserError` for an objective that these examples are not for, though it has their arrays."""
         return
 
-    def check_model(self, model: Any) -> None:
-        """Raise `UserError` for the config of a model that cannot learn from these."""
+    def check_model(self, model: Any, splits: Mapping[str, "Split"]) -> None:
+        """Raise `UserError` for the config of a model that cannot learn from these, prepared as `splits`."""
         return
 
     def title(self, example: Example) -> str:
@@ -139,7 +144,9 @@ class Examples(ABC):
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
         remarks, seen = Remarks(f"{type(self).__name__}.seq = {self.seq}", self.duplicates), set[bytes]()
         for read, conversations in self._conversations():
-            documents = tuple(EMPTY if one is None else self.document(write(one, read.where)) for one in conversations)
+            documents = tuple(
+                EMPTY if one is None else self.document(write(one, read.where), read) for one in conversations
+            )
             self._check_weights(documents, read.where)
             self.check_example(documents, read.where)
             example = Example(documents, read.where, read.record, read.source)
@@ -271,7 +278,7 @@ class Split:
     def batch(self, numbers: np.ndarray) -> Batch:
         """The sequences with these numbers; of `PADDING` one without examples."""
         rows = [[] if row == PADDING else [self.examples[one] for one in self.rows[row]] for row in numbers.tolist()]
-        return batch_of(rows, self.data.seq, self.data.documents)
+        return batch_of(rows, self.data.seq, self.data.documents, self.data.more)
 
     def digest(self) -> str:
         """Of every id, and of which are learned."""
@@ -326,7 +333,8 @@ class PreparedExamples(NoRewards):
 
     @property
     def arrays(self) -> Mapping[str, str]:
-        return {self.data.documents if name == "documents" else name: axes for name, axes in TEXT_ARRAYS.items()}
+        text = {self.data.documents if name == "documents" else name: axes for name, axes in TEXT_ARRAYS.items()}
+        return text | dict.fromkeys(self.data.more, "batch seq top")
 
     @property
     def companions(self) -> Path | None:
@@ -335,7 +343,7 @@ class PreparedExamples(NoRewards):
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:
         largest = {name: {"largest": split.largest} for name, split in self.splits.items()}
         self.data.check_objective(objective)
-        self.data.check_model(model)
+        self.data.check_model(model, self.splits)
         check_vocab(model, objective, seq, self.tokenizer, [Stored(type(self.data).__name__, "", largest)])
 
     def feed(self, context: FeedContext) -> Batches:

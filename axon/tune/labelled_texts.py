@@ -1,7 +1,7 @@
 """`LabelledTexts`, texts of which each is of one class."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError, suggest
 from axon.serve.chat_turns import Turns
 from axon.train.text_classification import TextClassification
-from axon.tune.examples import Examples, PreparedExamples
+from axon.tune.examples import Examples, PreparedExamples, Split
 from axon.tune.formats import LABELLED_TEXTS, Conversation, Format
 from axon.tune.packing import Document, Example
 from axon.tune.text_classifier import TextClassifier, check_labels
@@ -81,7 +81,7 @@ class LabelledTexts(Examples):
                 "@TextClassification()"
             )
 
-    def check_model(self, model: Any) -> None:
+    def check_model(self, model: Any, splits: Mapping[str, Split]) -> None:
         if isinstance(model, TextClassifier) and model.labels != self.labels:
             raise UserError(
                 f"LabelledTexts.labels is {self.labels}, and TextClassifier.labels {model.labels}: set both to the same"

@@ -1,8 +1,9 @@
 """Examples packed into sequences: several documents in one, none of which attends to another."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,10 +17,12 @@ OPEN = 64
 
 @dataclass(frozen=True)
 class Document:
-    """The ids of a text; `weights`: how much each counts that is learned, 0 of the others."""
+    """The ids of a text; `weights`: how much each counts that is learned, 0 of the others; `more`: by name, arrays of
+    which each row is of an id."""
 
     ids: np.ndarray
     weights: np.ndarray
+    more: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def learned(self) -> np.ndarray:
@@ -33,7 +36,7 @@ class Document:
 
     def first(self, count: int) -> "Document":
         """Its first ids; of a negative number, all but the last."""
-        return Document(self.ids[:count], self.weights[:count])
+        return Document(self.ids[:count], self.weights[:count], {name: of[:count] for name, of in self.more.items()})
 
     @property
     def positions(self) -> int:
@@ -71,7 +74,8 @@ def digest_of(documents: Iterable[Document], size: int) -> bytes:
     digest = hashlib.blake2b(digest_size=size)
     for one in documents:
         learned = one.learned if one.weighs_alike else one.weights
-        digest.update(one.ids.tobytes() + b"/" + learned.tobytes() + b"/")
+        parts = one.ids, learned, *one.more.values()
+        digest.update(b"".join(part.tobytes() + b"/" for part in parts))
     return digest.digest()
 
 
@@ -95,12 +99,16 @@ def packed(examples: Sequence[Example], seq: int, most: int) -> list[list[int]]:
     return rows
 
 
-def batch_of(rows: Sequence[Sequence[Example]], seq: int, documents: str) -> Batch:
+def batch_of(
+    rows: Sequence[Sequence[Example]], seq: int, documents: str, more: Mapping[str, np.ndarray] = MappingProxyType({})
+) -> Batch:
     """Arrays `batch seq` of the examples in each sequence; padding after them, and the weights of what is
-    learned of the targets. `documents`: the name of the array of documents' numbers."""
+    learned of the targets. `documents`: the name of the array of documents' numbers; `more`: by name, a row of
+    `Document.more` as padding has it, of arrays `batch seq …` that are of the targets."""
     shape = len(rows), seq
     batch: Batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "positions")}
     batch |= {documents: np.full(shape, PADDING, np.int32), "weights": np.zeros(shape, np.float32)}
+    batch |= {name: np.broadcast_to(one, (*shape, *one.shape)).copy() for name, one in more.items()}
     for row, examples in enumerate(rows):
         at = 0
         for number, one in enumerate(document for example in examples for document in example.documents):
@@ -108,5 +116,7 @@ def batch_of(rows: Sequence[Sequence[Example]], seq: int, documents: str) -> Bat
             batch["tokens"][own], batch["targets"][own] = one.ids[:-1], one.ids[1:]
             batch["positions"][own], batch[documents][own] = np.arange(one.positions), number
             batch["weights"][own] = one.weights[1:]
+            for name in more:
+                batch[name][own] = one.more[name][1:]
             at += one.positions
     return batch

@@ -37,9 +37,9 @@ class TextPairs(Examples):
 
         return write
 
-    def document(self, turns: Turns) -> Document:
+    def document(self, turns: Turns, read: Read) -> Document:
         """With the last id as an input too: an embedding may be read from it."""
-        return super().document(Turns((*turns.ids, turns.ids[-1]), (*turns.weights, 1.0)))
+        return super().document(Turns((*turns.ids, turns.ids[-1]), (*turns.weights, 1.0)), read)
 
     def text_of(self, document: Document) -> Document:
         return document.first(-1)

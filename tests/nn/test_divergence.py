@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from axon.axes import shard
-from axon.kernels.cross_entropy import Columns, Divergence, Side, token_divergence_reference
-from axon.nn import Head, Param, token_divergence
+from axon.kernels.cross_entropy import Columns, Divergence, HeadTeacher, Side, token_divergence_reference
+from axon.nn import Head, Param, token_divergence, top_divergence
 
 SIZES, VOCAB = {"embed": 8, "vocab": 32}, 29
 LAYOUTS = [
@@ -72,6 +72,44 @@ def test_values_and_gradients_are_those_of_the_formula(mesh, fields, beta, rng, 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, expected(*given))
 
 
+@pytest.mark.parametrize("beta", [0.0, 1.0, 0.6])
+@pytest.mark.parametrize(("mesh", "fields"), LAYOUTS)
+def test_ids_that_a_teacher_does_not_name_are_one_outcome(mesh, fields, beta, rng, placed, compiled):
+    """The divergence of top + 1 outcomes, with its gradients, where the vocabulary is split too."""
+    kind, top = Divergence(1.0, beta), int(rng.choice([1, 3, 8]))
+    x, head, ct = (np.float32(rng.normal(size=size)) for size in ((4, 8, 8), (8, 32), (4, 8)))
+    logprobs = rng.normal(size=(4, 8, VOCAB))
+    logprobs -= np.logaddexp.reduce(logprobs, axis=-1, keepdims=True)
+    ids = np.argsort(-logprobs, axis=-1)[..., :top].astype(np.int32)
+    logprobs = np.float32(np.take_along_axis(logprobs, ids, -1))
+
+    def ours(x, head, ids, logprobs):
+        x = shard(x, "batch seq embed")
+        return top_divergence(x, head_of(head, "embed vocab", None, 8), ids, logprobs, kind)
+
+    def formula(x, head, ids, logprobs):
+        q = jax.nn.softmax((x @ head)[..., :VOCAB])
+        q, p = jnp.take_along_axis(q, ids, -1), jnp.exp(logprobs)
+        q, p = (jnp.concatenate([one, 1 - one.sum(-1, keepdims=True)], -1) for one in (q, p))
+        log_q, log_p = jnp.log(q), jnp.log(p)
+        m = jnp.log((beta or 1.0) * p + (1 - beta) * q) if 0 < beta < 1 else None
+        if m is None:
+            return jnp.sum(q * (log_q - log_p) if beta else p * (log_p - log_q), -1)
+        return jnp.sum(beta * p * (log_p - m) + (1 - beta) * q * (log_q - m), -1)
+
+    def value_and_gradients(function):
+        def run(x, head, ids, logprobs, ct):
+            found, backward = jax.vjp(lambda x, head: function(x, head, ids, logprobs), x, head)
+            return found, backward(ct)
+
+        return run
+
+    given = tuple(map(jnp.asarray, (x, head, ids, logprobs, ct)))
+    found = compiled(placed(mesh, **fields), value_and_gradients(ours), *given)
+    expected = value_and_gradients(formula)(*given)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, expected)
+
+
 def jensen_shannon(z, t, beta):
     """By its formula, in float64, of logits."""
     q, p = (np.exp(one - np.logaddexp.reduce(one, axis=-1, keepdims=True)) for one in (z, t))
@@ -83,7 +121,7 @@ def test_jensen_shannon_and_its_slope_are_those_of_the_formula_in_float64(rng):
     beta, z, t, along = rng.uniform(0.02, 0.98), *np.float32(rng.normal(size=(3, 16, VOCAB)) * 2)
     x, head, columns = jnp.ones((1, 1)), lambda logits: logits[None], Columns()
     for row in range(16):
-        teacher = Side(x, head(t[row]), columns)
+        teacher = HeadTeacher(Side(x, head(t[row]), columns))
         found, slope = jax.jvp(
             lambda z, teacher=teacher: token_divergence_reference(Side(x, z, columns), teacher, Divergence(beta=beta)),
             (head(z[row]),),

@@ -71,7 +71,7 @@ PROBLEMS = {
     "FP8 blocks": rounded(FP8Block(emulate=True)),
     "MXFP8": rounded(MXFP8(emulate=True)),
     "distilled": Problem(
-        DENSE_MODEL, Distillation(2.0, "reverse", next_token=0.5), steps=3, references={"teacher": TEACHER}
+        DENSE_MODEL, Distillation(2.0, divergence="reverse", next_token=0.5), steps=3, references={"teacher": TEACHER}
     ),
     "adapted experts": Problem(EXPERTS, transforms=(LORA,), steps=3, execution=ROUNDS),
     "DoRA of experts": Problem(EXPERTS, transforms=(DORA,), steps=3, execution=ROUNDS),

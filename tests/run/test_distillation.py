@@ -32,7 +32,7 @@ def student(trained):
     return replace(
         train,
         model=replace(train.model, embed=train.model.embed // 2),
-        objective=Distillation(2.0, "reverse", next_token=0.5),
+        objective=Distillation(2.0, divergence="reverse", next_token=0.5),
         references={"teacher": Reference(train.model, str(trained.folder))},
         layout=SPLIT,
         steps=6,

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.kernels.cross_entropy.blocks import cut, join
-from axon.kernels.cross_entropy.columns import Columns
 from axon.kernels.cross_entropy.products import add_gradients
+from axon.kernels.cross_entropy.teachers import Side, Teacher, log_partition
 
 
 @dataclass(frozen=True)
@@ -43,40 +43,35 @@ class Divergence:
         return self.beta * jnp.exp(log_p) * (log_p - log_m) + own, own
 
 
-class Side(NamedTuple):
-    """One of the two models: its `x[tokens embed]`, its `head[embed vocab]`, and how they become logits."""
-
-    x: Array
-    head: Array
-    columns: Columns
-
-
 class Found(NamedTuple):
-    """The divergence of each token in nats, the sum of the second of its `Divergence.terms`, and the log-partitions of
-    both models' logits / T, float32."""
+    """The divergence of each token in nats, the sum of the second of its `Divergence.terms`, the log-partition of the
+    model's logits / T, and what `Teacher.again` knows of the teacher's distribution, float32."""
 
     divergence: Array
     slope: Array
     lse: Array
-    teacher_lse: Array
+    known: Array
 
 
-def token_divergence(student: Side, teacher: Side, kind: Divergence) -> Found:
-    """The divergence of each token; the columns of both heads are of the same ids, on the same devices."""
+def token_divergence(student: Side, teacher: Teacher, kind: Divergence) -> Found:
+    """The divergence of each token; a teacher's head has columns of the same ids, on the same devices."""
+    columns = student.columns
 
     def each(_, part):
-        z, t = (_scaled(side._replace(x=x), kind) for side, x in zip((student, teacher), part, strict=True))
-        lse, teacher_lse = (_log_partition(logits, student.columns) for logits in (z, t))
-        log_q, log_p = z - lse[:, None], t - teacher_lse[:, None]
-        total, slope = (student.columns.over(lax.psum, jnp.sum(one, axis=1)) for one in kind.terms(log_q, log_p))
-        return None, Found(total, slope, lse, teacher_lse)
+        x, *block = part
+        logits = student.scaled(x, kind.temperature)
+        lse = log_partition(logits, columns)
+        log_q = logits - lse[:, None]
+        log_p, known = teacher.read(tuple(block), log_q, kind.temperature)
+        total, slope = (columns.over(lax.psum, jnp.sum(one, axis=1)) for one in kind.terms(log_q, log_p))
+        return None, Found(total, slope, lse, known)
 
-    found = lax.scan(each, None, cut(student.head.shape[1], student.x, teacher.x))[1]
+    found = lax.scan(each, None, cut(student.head.shape[1], student.x, *teacher.by_token))[1]
     return Found(*(join(value, student.x.shape[0]) for value in found))
 
 
 def token_divergence_gradients(
-    student: Side, teacher: Side, kind: Divergence, found: Found, cotangent: Array, accumulate: Any = jnp.float32
+    student: Side, teacher: Teacher, kind: Divergence, found: Found, cotangent: Array, accumulate: Any = jnp.float32
 ) -> tuple[Array, Array]:
     """The gradients for the student's `x` and `head` of a function of the divergences, as `token_nll_gradients` makes
     them; `cotangent[tokens]`: the function's gradient for them."""
@@ -84,44 +79,22 @@ def token_divergence_gradients(
     of_x = columns.partial_dtype(student.x.dtype, accumulate)
 
     def add(dhead, part):
-        x, teacher_x, _, slope, lse, teacher_lse, cotangent = part
+        x, slope, lse, known, cotangent, *block = part
         logits = columns.logits(x, student.head)
-        log_q = _tempered(logits, student, kind) - lse[:, None]
-        log_p = _scaled(teacher._replace(x=teacher_x), kind) - teacher_lse[:, None]
+        log_q = student.tempered(logits, kind.temperature) - lse[:, None]
+        log_p = teacher.again(tuple(block), known, log_q, kind.temperature)
         found = kind.terms(log_q, log_p)[1] - jnp.exp(log_q) * slope[:, None]
         dlogits = columns.slope(logits, found * (cotangent / kind.temperature)[:, None])
         return add_gradients(dhead, x, student.head, dlogits, of_x)
 
-    parts = cut(student.head.shape[1], student.x, teacher.x, *found, cotangent)
+    parts = cut(student.head.shape[1], student.x, *found[1:], cotangent, *teacher.by_token)
     dhead, dx = lax.scan(add, jnp.zeros(student.head.shape, accumulate), parts)
     return join(dx, student.x.shape[0]), dhead
 
 
-def token_divergence_reference(student: Side, teacher: Side, kind: Divergence) -> Array:
-    """The divergence of each token by its formula, of heads that have all columns."""
-
-    def log_probabilities(side: Side) -> Array:
-        logits = (side.x @ side.head)[:, : side.columns.vocab].astype(jnp.promote_types(side.x.dtype, jnp.float32))
-        if (cap := side.columns.soft_cap) is not None:
-            logits = cap * jnp.tanh(logits / cap)
-        return jax.nn.log_softmax(logits / kind.temperature, axis=-1)
-
-    log_q, log_p = log_probabilities(student), log_probabilities(teacher)
+def token_divergence_reference(student: Side, teacher: Teacher, kind: Divergence) -> Array:
+    """The divergence of each token by its formula, of a head that has all columns."""
+    logits = student.scaled(student.x, kind.temperature)
+    log_q = jax.nn.log_softmax(logits, axis=-1)
+    log_p = lax.stop_gradient(teacher.read(teacher.by_token, log_q, kind.temperature)[0])
     return jnp.sum(kind.terms(log_q, log_p)[0], axis=-1)
-
-
-def _scaled(side: Side, kind: Divergence) -> Array:
-    return _tempered(side.columns.logits(side.x, side.head), side, kind)
-
-
-def _tempered(logits: Array, side: Side, kind: Divergence) -> Array:
-    """`logits / T`, and the least number still where a column stands for no id: divided by T < 1 it would be −∞."""
-    if side.columns.vocab is None:
-        return logits / kind.temperature
-    real = side.columns.ids(side.head) < side.columns.vocab
-    return jnp.where(real, logits / kind.temperature, jnp.finfo(jnp.float32).min)
-
-
-def _log_partition(logits: Array, columns: Columns) -> Array:
-    top = columns.over(lax.pmax, jnp.max(logits, axis=1))
-    return top + jnp.log(columns.over(lax.psum, jnp.sum(jnp.exp(logits - top[:, None]), axis=1)))

@@ -65,6 +65,8 @@ def check(family, name, config):
     assert not unrepresented(table_of(config), read_config(table_of(config), config)), name
 
 
+@pytest.mark.draws(4)
+@pytest.mark.few(family=("llama", "phi3", "gemma3_text", "deepseek_v3"))
 @pytest.mark.parametrize("family", ropes.FAMILIES)
 def test_what_config_json_says_of_frequencies_is_what_transformers_computes_and_what_it_refuses_is_refused(family):
     for name, config in ropes.cases(family):

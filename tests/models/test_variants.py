@@ -31,6 +31,8 @@ def opened(family, case, described):
     return table, with_own_arrays(table, model, source)[0], source
 
 
+@pytest.mark.draws(5)
+@pytest.mark.few(family=("llama", "phi3", "gemma2", "t5", "deepseek_v3"))
 @pytest.mark.parametrize("family", variants.BASES)
 def test_a_config_json_is_refused_where_transformers_refuses_it_and_else_by_a_field_s_name(family):
     stored = variants.load(family)

@@ -279,7 +279,7 @@ OWN_COUNTS = {
 @pytest.mark.parametrize(
     ("objective", "method"),
     [
-        ("own", DiLoCo(EVERY)),
+        pytest.param("own", DiLoCo(EVERY), marks=pytest.mark.full),
         pytest.param("masked tokens", DiLoCo(EVERY), marks=pytest.mark.full),
         pytest.param("two tokens", SlowMo(EVERY), marks=pytest.mark.full),
         pytest.param("own", None, marks=pytest.mark.full, id="one bit"),

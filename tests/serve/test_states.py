@@ -120,7 +120,9 @@ MODELS = {
 LAYOUT = {"rows": {"last": None, "value_dim": None}}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module", params=["hybrid", *(pytest.param(name, marks=pytest.mark.full) for name in [*MODELS][1:])]
+)
 def family(request, shared_seed):
     """A runtime, parameters and variables, and an engine of them, to be left idle."""
     parts = made(MODELS[request.param], shared_seed, **LAYOUT)
@@ -144,6 +146,7 @@ def test_what_is_drawn_does_not_depend_on_what_runs_beside_it(family, rng):
     assert together == [ids_of(engine, [request])[0] for request in requests]
 
 
+@pytest.mark.full
 def test_text_does_not_depend_on_the_layout(seed, rng):
     requests = drawn_requests(rng, 4, temperature=0.5)
     one, split = (made(Hybrid(), seed, devices, mesh=mesh, **LAYOUT) for devices, mesh in ((1, {}), (2, {"tensor": 2})))
@@ -251,7 +254,8 @@ QWEN3_NEXT = Qwen3Next(
 """All of its experts, of which rounding could change the choice."""
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [1, 2])
 def test_qwen3_next_writes_what_the_full_forward_pass_finds(devices, seed, rng):
     mesh, draft = ({"tensor": devices}, NGram(3)) if devices > 1 else ({}, None)
     parts = made(QWEN3_NEXT, seed, devices, mesh=mesh, **LAYOUT)

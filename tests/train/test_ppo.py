@@ -151,7 +151,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.few(change=("data and tensor",), own=(True,))
+@pytest.mark.full
 @pytest.mark.parametrize("own", [False, True], ids=("head", "model"))
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_step_does_not_depend_on_packing_or_the_layout(change, own, tiny, few, seed, random_parameters):
@@ -166,6 +166,7 @@ def test_a_step_does_not_depend_on_packing_or_the_layout(change, own, tiny, few,
     assert found[0][2] > 0
 
 
+@pytest.mark.full
 def test_a_divergence_in_the_rewards_is_none_in_the_loss(tiny, few, seed, random_parameters):
     batch, found = estimated(np.random.default_rng(seed), answers_of(np.random.default_rng(seed), 4)), []
     for objective in (PPO(), PPO(kl=0.5), PPO(kl=0.5, estimator="k3")):

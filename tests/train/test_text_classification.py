@@ -54,6 +54,7 @@ def examples_of(rng, count):
     return [Example((Document(ids, np.arange(len(ids)) == len(ids) - 1),), "") for ids in texts]
 
 
+@pytest.mark.few(devices=(4,))
 @pytest.mark.parametrize(
     ("layout", "devices", "each"),
     [

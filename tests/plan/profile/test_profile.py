@@ -34,12 +34,13 @@ def traced(folder, layout, rng):
     return StepProfile.read(folder, compiled.as_text(), STEPS, dict(program.placement.mesh.shape))
 
 
-@pytest.fixture(params=[one if "tensor" in one else pytest.param(one, marks=pytest.mark.full) for one in LAYOUTS])
+@pytest.fixture(params=LAYOUTS)
 def profile(request, tmp_path, rng):
     layout, axes = LAYOUTS[request.param]
     return traced(tmp_path, layout, rng), axes
 
 
+@pytest.mark.full
 def test_all_of_a_steps_time_is_attributed_and_modules_and_mesh_axes_are_seen(profile):
     profile, axes = profile
     assert profile.devices == 8

@@ -61,6 +61,7 @@ def test_a_larger_machine_fails_more_often_and_trains_a_smaller_share(found):
         assert one.trained_per_second == pytest.approx(one.tokens_per_second * one.goodput)
 
 
+@pytest.mark.full
 def test_where_there_is_no_plan_it_says_why():
     few = scaled((2, 16), batch=12)
     assert (few.weak[0].plan, few.weak[0].why) == (None, "no whole number of sequences")

@@ -112,6 +112,7 @@ def test_a_requests_tokens_are_bit_for_bit_the_same_alone_and_in_a_crowd(family,
     assert crowd == alone
 
 
+@pytest.mark.full
 def test_text_does_not_depend_on_the_layout(small, engine, shared_seed, rng):
     requests = drawn_requests(rng, 5, temperature=0.7, top_k=20)
     layout = {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()}

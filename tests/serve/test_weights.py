@@ -161,6 +161,7 @@ def test_text_and_values_do_not_depend_on_the_layout(dtype, seed, rng):
     assert gate["scales"].sharding.shard_shape(gate["scales"].shape)[-1] == LLAMA.mlp // 2  # with their columns
 
 
+@pytest.mark.full
 def test_after_a_swap_the_models_new_weights_are_quantised_and_everything_is_of_them(seed, rng):
     model = dataclasses.replace(LLAMA, layers=1)
     runtime = runtime_of("int8", model)

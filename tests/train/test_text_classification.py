@@ -136,6 +136,7 @@ def test_data_objective_and_model_are_of_one_kind(tiny, few, tmp_path, caches):
         Program(tiny.model, Layout({"data": 1}), tiny.optimizer, batch=8, seq=32, objective=TextClassification())
 
 
+@pytest.mark.full
 def test_a_model_learns_which_texts_have_a_letter(tiny, do, tmp_path, rng):
     names = ["".join(rng.choice([*"abcdefgh"], size=6)) for _ in range(400)]
     records = [{"text": name, "label": "merry" if "a" in name else "sad"} for name in names]

@@ -234,6 +234,7 @@ def tuned(tiny, do, tmp_path_factory):
     return do(train, tmp_path_factory.mktemp("tuned") / "run")
 
 
+@pytest.mark.full
 def test_answers_are_right_where_the_greedy_one_is_the_answer(tuned, few):
     records = [one for one in read_lines(tuned.folder / "metrics.jsonl") if "eval_exact" in one]
     assert [one["step"] for one in records] == [6, 12]

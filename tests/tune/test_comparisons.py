@@ -109,6 +109,7 @@ def test_a_run_reports_how_often_the_chosen_answer_is_the_better_one(preferring,
     assert all(0 <= accuracy <= 1 for _, accuracy, _ in ran.records("accuracy", "margin"))
 
 
+@pytest.mark.full
 def test_adapters_that_were_off_in_training_are_off_in_an_evaluation_of_the_run(preferring, do, few, tmp_path):
     stage = replace(preferring, steps=1, evaluation=None)
     train = replace(

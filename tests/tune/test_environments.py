@@ -187,6 +187,7 @@ def test_an_episode_continues_a_chat_as_its_template_writes_it(chatting, begun, 
             assert batch["targets"][row][end : end + len(said)].tolist() == said
 
 
+@pytest.mark.full
 def test_evaluation_plays_episodes_of_held_out_questions_by_greedy_choices(chatting, begun, rng):
     """Turn by turn as by requests of its own; right where the last answer is the right one."""
     data, made = chatting
@@ -219,6 +220,7 @@ def test_evaluation_plays_episodes_of_held_out_questions_by_greedy_choices(chatt
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_continues_bit_for_bit(playing, do, tmp_path):
     playing = replace(playing, data=replace(playing.data, environment=Late(), redraws=1))
     whole = do(playing, tmp_path / "whole")

@@ -87,6 +87,7 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.few(name=("hot", "cold, top-p and top-k"))
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_samplers_log_probabilities_are_those_of_the_training_forward(name, learning, few, begun, rng):
     """Both of the model's own distribution, whatever the temperature, the filters and the penalties of the draw."""
@@ -152,6 +153,7 @@ def test_the_answers_to_a_prompt_share_its_pages(learning, few, begun, rng, coun
     assert found[0].prefix_hits >= (data.samples - 1) * sum(whole_pages)
 
 
+@pytest.mark.full
 def test_adapters_and_a_frozen_model_have_no_gap(learning, few, begun, rng):
     references, objective = {"reference": AdaptersOff()}, GRPO(kl=0.1)
     learning = replace(learning, transforms=(LoRA(rank=2, alpha=0.2),), references=references, objective=objective)
@@ -206,6 +208,7 @@ def test_each_answer_has_the_advantage_of_its_group_and_a_failed_one_is_padding(
         assert not batch["logprobs"][row][~learned].any()
 
 
+@pytest.mark.full
 def test_prompts_whose_answers_have_the_same_reward_are_replaced_until_none_is_left(learning, few, begun, rng):
     """By others, of the batch's number alone, each with noise of its own; advantages are of those in the batch."""
     data = replace(learning.data, rewards={"some": of_some}, redraws=4)

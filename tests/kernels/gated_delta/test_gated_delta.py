@@ -22,6 +22,7 @@ def drawn(rng, seq, batch=2, heads=2, per_head=3, key_dim=5, value_dim=4):
     return (normal(key_dim), k, normal(per_head, value_dim), log_decay, beta), documents
 
 
+@pytest.mark.few(seq=(7, 150))
 @pytest.mark.parametrize("seq", [1, 7, 64, 150])
 def test_outputs_and_gradients_are_those_of_the_loop(seq, rng):
     operands, documents = drawn(rng, seq)

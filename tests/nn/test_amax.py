@@ -94,6 +94,7 @@ def test_nothing_else_changes_and_the_latest_is_in_front(packed_batch, seed):
         np.testing.assert_array_equal(history[..., 1], before[path][..., 0], err_msg=path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["outer", "one bit"])
 def test_the_largest_of_all_replicas_is_recorded(method, packed_batch, seed):
     """In the first step all replicas have the same weights: `x` and `w` are those of a plain step."""

@@ -98,6 +98,7 @@ def test_nf4_takes_4_13_bits_and_counts_the_same_flops():
 LAYOUTS = {"one": Layout({"data": 1}), "tensor": Layout({"tensor": 2}), "zero 3": Layout({"data": 2}, zero=3)}
 
 
+@pytest.mark.full
 @pytest.mark.few(layout=(LAYOUTS["one"],))
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_adapters_over_4_bits_learn_as_over_the_array_and_the_base_stays(layout, rng, packed_batch):

@@ -293,6 +293,7 @@ def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(ti
 PPO_LAYOUTS = {"one": Layout({"data": 1}), "data": Layout({"data": 2}, zero=3), "context": Layout({"context": 2})}
 
 
+@pytest.mark.full
 @pytest.mark.few(layout=("context",))
 @pytest.mark.parametrize("layout", PPO_LAYOUTS)
 def test_values_and_the_divergence_in_the_rewards_are_of_the_weights_that_sample(layout, learning, few, begun, rng):
@@ -350,6 +351,7 @@ def log_probabilities(made, state, batch):
         return jax.device_get(made.runtime.jit(found)(state.parameters, state.variables, placed))
 
 
+@pytest.mark.full
 def test_online_dpo_compares_the_best_and_the_worst_of_a_group_and_its_loss_is_dpos(comparing, few, begun, rng):
     seen, margins = [], []
 
@@ -385,6 +387,7 @@ def test_online_dpo_compares_the_best_and_the_worst_of_a_group_and_its_loss_is_d
     assert float(total / count) == pytest.approx(np.log(2), rel=1e-5)  # the model is the frozen one yet
 
 
+@pytest.mark.full
 def test_a_teacher_is_learned_from_on_the_models_own_answers_without_rewards(learning, few, begun, rng):
     """Its loss is the reverse divergence at the tokens that the model samples, and falls."""
     data = replace(learning.data, rewards={}, samples=1, selection=BestAnswers())
@@ -409,6 +412,7 @@ def test_a_teacher_is_learned_from_on_the_models_own_answers_without_rewards(lea
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.few(objective=(PPO(),))
 @pytest.mark.parametrize("objective", [GRPO(), PPO()], ids=lambda value: type(value).__name__)
 def test_a_run_is_evaluated_before_its_first_step_and_continues_bit_for_bit(objective, learning, do, few, tmp_path):

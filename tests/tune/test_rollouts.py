@@ -69,7 +69,7 @@ def stored(ran, few):
     return jax.tree.leaves_with_path(Reader(ran.folder / "checkpoints").restore_parts(parts))
 
 
-@pytest.mark.few(devices=(1,))
+@pytest.mark.few(devices=(1,), staleness=(1,))
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, staleness, rolling, do, few, tmp_path):
@@ -141,6 +141,7 @@ def test_each_batch_is_of_the_weights_that_it_is_drawn_with(one, prepared, begun
         assert any((feed.draw(states[1])[name] != drawn[0][name]).any() for name in drawn[0])
 
 
+@pytest.mark.few(staleness=(2,))
 @pytest.mark.parametrize(("staleness", "redraws"), [(1, 0), (2, 0), (1, 1)])
 def test_a_stale_batch_is_that_of_the_weights_so_many_steps_before(staleness, redraws, one, prepared, begun, rng):
     """Also after its feed was saved, as JSON, and opened again, with its own sequences alone."""

@@ -97,6 +97,7 @@ def test_a_run_of_the_config_file_is_that_of_one_device_in_python(folder, train)
     assert any(line.startswith("layers: 2 × local + full") for line in lines)
 
 
+@pytest.mark.full
 @pytest.mark.few(metric=("hardest",))
 @pytest.mark.parametrize("metric", ["hardest", "reward_counts", "rollout_turns"])
 def test_a_run_of_a_feed_that_sees_the_state_continues_bit_for_bit(metric, folder, train, tmp_path):

@@ -83,6 +83,7 @@ def stepped(layout, packed_batch, seed, steps=2, optimizer=OPTIMIZER, **options)
     return flattened(jax.device_get(state.variables)), losses
 
 
+@pytest.mark.full
 def test_nothing_else_changes_and_the_latest_is_in_front(packed_batch, seed):
     layout = Layout({"data": 8}, zero=3)
     recorded, losses = stepped(layout, packed_batch, seed)

@@ -79,6 +79,7 @@ def test_the_base_is_the_hubs_bit_for_bit_and_only_adapters_have_a_state(adapted
     assert any("numbers train" in line for line in adapted.lines)
 
 
+@pytest.mark.full
 def test_a_stopped_run_continues_bit_for_bit(adapted, adapting, do, few, tmp_path):
     half = replace(adapting, layout=SPLIT)
     do(half, tmp_path / "run", devices=4, steps=3)
@@ -165,6 +166,7 @@ def test_a_base_in_8_bits_is_made_of_the_source_and_its_adapters_train(adapting,
     assert merged.loss == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dora", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["DoRA", "LoRA"])
 def test_begun_as_pissa_a_run_starts_as_the_model_and_its_adapter_is_of_the_model(
     dora, adapting, hub, do, few, tmp_path, rng

@@ -50,6 +50,7 @@ def test_a_branch_under_the_same_schedule_continues_bit_for_bit_as_the_run_itsel
     assert not any("lacks" in line for line in continued.lines)
 
 
+@pytest.mark.full
 def test_a_cool_down_has_the_moments_of_the_stable_run_and_its_record_the_lineage(stable, do, tmp_path):
     decaying = replace(stable.train, optimizer=AdamW(WSD(peak=1e-2, warmup=0, steps=14, decay=4)), steps=14)
     parent = shutil.copytree(stable.folder, tmp_path / "parent")

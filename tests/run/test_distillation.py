@@ -59,6 +59,7 @@ def test_its_file_is_the_same_tree(student, tmp_path):
     assert load(file).tree == student
 
 
+@pytest.mark.full
 def test_a_stopped_run_continues_bit_for_bit(taught, student, do, few, tmp_path):
     do(student, tmp_path / "run", devices=4, steps=3)
     ran = do(student, tmp_path / "run", devices=4)
@@ -85,6 +86,7 @@ def test_the_teachers_bytes_are_counted_and_in_no_state(student, few):
     assert arguments(made)["optimizer"] == arguments(plain)["optimizer"]
 
 
+@pytest.mark.full
 def test_a_teacher_that_trained_on_is_refused_at_a_resume(student, copied, do, tmp_path):
     own = replace(student, references={"teacher": replace(student.references["teacher"], source=str(copied))})
     do(own, tmp_path / "run", devices=4, steps=3)

@@ -66,6 +66,7 @@ class Only:
         return getattr(self._whole, name)
 
 
+@pytest.mark.full
 @pytest.mark.few(kind=("images",))
 @pytest.mark.parametrize("kind", ["images", "text"])
 def test_a_run_asks_its_data_for_what_images_and_text_both_offer(kind, pictures, tiny, do, tmp_path, monkeypatch):

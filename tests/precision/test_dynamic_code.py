@@ -43,7 +43,7 @@ def test_each_number_becomes_the_nearest_of_its_block(signed, wide):
     table = numbers(signed)[0 if signed else 1 :]  # without a sign a number above 0 stays above 0
     nearest = np.abs(np.float64(x / scales)[..., None] - table).min(axis=-1)
     error = np.abs(decoded(made) / scales - x / scales)
-    np.testing.assert_allclose(error, nearest, atol=1e-7)
+    np.testing.assert_allclose(error, nearest, atol=3e-7)
 
 
 def test_what_is_above_0_stays_above_0_without_a_sign(wide):

@@ -5,7 +5,7 @@ A family's file in `models/` has `HUGGING_FACE`, a tuple of `Architecture`s. The
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from axon.foreign_json import ANY, NULL, Kind, Required, integer, number
@@ -137,6 +137,7 @@ class Architecture:
         copies: those that are the same as others. unused: arrays that a file may have and that say nothing, `*` for
             anything.
         optional_prefix: what names may lack, as those that were saved without the head: `transformer.`.
+        within: a field of our config → the class that it has in this architecture, where its annotation has none.
     """
 
     name: str
@@ -148,6 +149,71 @@ class Architecture:
     copies: tuple[Copy, ...] = (HEAD,)
     unused: tuple[str, ...] = UNUSED
     optional_prefix: str = ""
+    within: Mapping[str, type] = field(default_factory=dict)
+
+
+LANGUAGE_MODEL = "ForCausalLM"
+"""The end of the names of language models, of which other heads have other ends."""
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """Their classes that are a family's language model with a head of another kind, as a config of ours whose field
+    `model` is the family's. A module has `HUGGING_FACE_HEADS`, a tuple of such.
+
+    Args:
+        suffix: the end of their names, in the place of `LANGUAGE_MODEL`. model: the class of our config.
+        rows: arrays of the head. fields: of a config.json that are of the head, by names of our config.
+        fits: whether it is for a config.json, of several with one suffix.
+        names: a family's architecture → the name with this head, where that is no rule.
+    """
+
+    suffix: str
+    model: type
+    rows: tuple[Row, ...]
+    fields: Converted
+    fits: Callable[[Mapping[str, Any]], bool]
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def name(self, family: Architecture) -> str | None:
+        """The name of a family with this head; None of what is no language model."""
+        if not family.name.endswith(LANGUAGE_MODEL):
+            return None
+        return self.names.get(family.name, family.name.removesuffix(LANGUAGE_MODEL) + self.suffix)
+
+    def around(self, family: Architecture) -> Architecture | None:
+        """The table of a family with this head; None of what is no language model."""
+        if (name := self.name(family)) is None:
+            return None
+        fields = *map(_inside, family.fields), self.fields
+        fixed = {f"{INSIDE}.{of}": value for of, value in family.fixed.items()}
+        head = {"copies": (), "within": {INSIDE: family.model}}
+        return replace(
+            family, name=name, model=self.model, rows=family.rows + self.rows, fields=fields, fixed=fixed, **head
+        )
+
+
+INSIDE = "model"
+"""The field of a config with a head that is the family's config."""
+
+
+def _inside(one: Field | Constant | Ignored | Converted) -> Field | Constant | Ignored | Converted:
+    """A family's field, as one of a config around the family's."""
+
+    def of_family(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda config: function(getattr(config, INSIDE))
+
+    if isinstance(one, Field):
+        return replace(one, ours=f"{INSIDE}.{one.ours}", unset=one.unset and of_family(one.unset))
+    if isinstance(one, Converted):
+        read, unset = one.read, {f"{INSIDE}.{name}": of_family(function) for name, function in one.unset.items()}
+        return Converted(
+            lambda config: {f"{INSIDE}.{name}": value for name, value in read(config).items()},
+            of_family(one.write),
+            one.kinds,
+            unset,
+        )
+    return one
 
 
 def ignored(*names: str) -> tuple[Ignored, ...]:

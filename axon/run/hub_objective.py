@@ -7,7 +7,9 @@ from axon.checkpoint.huggingface.tokenizer import special_id
 from axon.errors import UserError
 from axon.train.masked import MaskedToken
 from axon.train.objective import NextToken, Objective
+from axon.train.preference import Reward
 from axon.train.spans import SpanCorruption
+from axon.train.text_classification import TextClassification
 
 
 def text_objective(hub: HubModel) -> Objective:
@@ -18,7 +20,8 @@ def text_objective(hub: HubModel) -> Objective:
 def _candidates(hub: HubModel) -> tuple[Objective, ...]:
     mask = special_id(hub.folder, "[MASK]", "mask_token")
     sentinel = special_id(hub.folder, "<extra_id_0>")
-    return NextToken(), MaskedToken(mask_id=mask), SpanCorruption(sentinel_id=sentinel)
+    headed = TextClassification(), Reward()
+    return NextToken(), *headed, MaskedToken(mask_id=mask), SpanCorruption(sentinel_id=sentinel)
 
 
 def _suits(objective: Objective, module: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from axon.data import parse_source
+from axon.data.records import RecordSource
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError, first_devices
 from axon.nn.quantized import quantized_format
@@ -28,6 +29,10 @@ from axon.serve.request import Sampling
 from axon.train.adapters_off import AdaptersOff
 from axon.train.evaluate import Evaluator
 from axon.train.references import References
+from axon.tune.comparisons import Comparisons
+from axon.tune.examples import Examples
+from axon.tune.labelled_texts import LabelledTexts
+from models.heads import RewardModel, TextClassifier
 
 Report = Callable[[str], None]
 
@@ -44,8 +49,7 @@ def evaluate_run(
     if data.text is not None and source is None:
         data = data.with_tokenizer(trained.tokenizer)
     elif data.text is not None and source is not None:
-        other = {"sources": (parse_source(source),), "weights": None, "held_out": 1.0}
-        data = replace(data.text, tokenizer=trained.tokenizer, **other)
+        data = _on_source(trained, parse_source(source))
     elif source is not None:
         raise UserError(f"{path} is a model of images, which --source has not: it is evaluated on those of its run")
     if source is None and not trained.has_text:
@@ -61,6 +65,27 @@ def evaluate_run(
     evaluator = Evaluator(runtime, train.objective, data.batch, train.seq, references)
     evaluator.check_arrays(corpus.arrays)
     return held_out_loss(evaluator, corpus, values, variables, batches)
+
+
+def _on_source(trained: Trained, source: Any) -> Any:
+    """The data to evaluate on that a person names: records for a model that classifies or scores, else text.
+
+    A text of a model that came from the hub ends as its tokenizer has it."""
+    train, model = trained.train, trained.train.model
+    shared = {"sources": (source,), "weights": None, "held_out": 1.0, "tokenizer": trained.tokenizer}
+    if not isinstance(model, TextClassifier | RewardModel):
+        return replace(train.data.text, **shared)
+    if not isinstance(source, RecordSource):
+        raise UserError(
+            f"--source: a {type(model).__name__} is evaluated on records, as of a .jsonl or .parquet file; this is a "
+            f"{type(source).__name__}"
+        )
+    if isinstance(train.data, Examples):
+        return replace(train.data, **shared)
+    shape = {"seq": train.seq, "batch": train.data.batch}
+    if isinstance(model, TextClassifier):
+        return LabelledTexts(**shape, **shared, labels=model.labels, end=False)
+    return Comparisons(**shape, **shared)
 
 
 def generate_text(

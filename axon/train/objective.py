@@ -225,6 +225,11 @@ def _check_language_model(module: Any, objective: str) -> None:
             f"{objective} needs an axon.nn.LanguageModel, or a subclass of it, with a block of your own; "
             f"build() returns a {type(module).__name__}"
         )
+    if not module.predicts_tokens:
+        raise UserError(
+            f"{objective} predicts tokens, and the model has {' and '.join(module.on_top)} in the place of its head: "
+            "set Train.objective to one for that, as @TextClassification() or @Reward()"
+        )
 
 
 def _second_targets(batch: Batch) -> tuple[Array, Array]:

@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from axon.tune.environments import Calculator
     from axon.tune.labelled import Labelled
     from axon.tune.labelled_texts import LabelledTexts
-    from axon.tune.reward_model import RewardModel
     from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
     from axon.tune.rollouts import Rollouts
     from axon.tune.selection import AllAnswers, BestAndWorst, BestAnswers
     from axon.tune.taught_chats import TaughtChats
-    from axon.tune.text_classifier import TextClassifier
     from axon.tune.text_pairs import TextPairs
     from axon.tune.words import Addition, Words
+    from models.heads import RewardModel, TextClassifier
 
 __all__ = [
     "ActorCritic",
@@ -58,11 +57,11 @@ _MODULE_OF = {
     "Matches": "rewards",
     "Numeric": "rewards",
     "Overlong": "rewards",
-    "RewardModel": "reward_model",
+    "RewardModel": "models.heads",
     "Rollouts": "rollouts",
     "Similar": "rewards",
     "TaughtChats": "taught_chats",
-    "TextClassifier": "text_classifier",
+    "TextClassifier": "models.heads",
     "TextPairs": "text_pairs",
     "Words": "words",
 }
@@ -72,4 +71,5 @@ def __getattr__(name: str) -> Any:
     """Imported when it is asked for: the process of an environment, which asks for one or two, then needs no JAX."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    module = _MODULE_OF[name]
+    return getattr(import_module(module if "." in module else f"{__name__}.{module}"), name)

@@ -10,8 +10,7 @@ from jax import Array
 from axon.nn import Auxiliary, Dims, Inputs, Param, constant
 from axon.nn.flops import paths_in
 from axon.train.preference import token_scores
-from axon.tune.reward_model import RewardModel
-from axon.tune.with_head import WithHead
+from models.heads import RewardModel, WithHead
 
 
 class ValueHead(nnx.Module):

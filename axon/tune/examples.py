@@ -79,7 +79,7 @@ class Examples(ABC):
     def __post_init__(self):
         name = type(self).__name__
         check_range(self, "[1, 2**31)", "seq", "batch", "packed")
-        check_range(self, "[0, 1)", "held_out")
+        check_range(self, "[0, 1]", "held_out")
         check_range(self, "[0, 256]", "threads")
         check_paths(self)
         if not self.sources:
@@ -306,7 +306,7 @@ class PreparedExamples(NoRewards):
     def __post_init__(self):
         name = type(self.data).__name__
         for split in SPLITS:
-            if not len(self.splits[split]) and (split == "train" or self.data.held_out):
+            if not len(self.splits[split]) and self.data.held_out != (split == "train"):
                 raise UserError(
                     f"{name}.sources have no example for the split {split}: {name}.held_out is {self.data.held_out}, "
                     f"{name}.seq {self.data.seq}. Give more examples, or change these"

@@ -14,25 +14,28 @@ from axon.train.text_classification import TextClassification
 from axon.tune.examples import Examples, PreparedExamples, Split
 from axon.tune.formats import LABELLED_TEXTS, Conversation, Format
 from axon.tune.packing import Document, Example
-from axon.tune.text_classifier import TextClassifier, check_labels
 from axon.tune.text_pairs import with_end
+from models.heads import TextClassifier, check_labels
 
 
 @dataclass(frozen=True)
 class LabelledTexts(Examples):
     """Texts for the objective `TextClassification`: a record has a `text`, and a `label`, one of `labels` or its place.
 
-    Each text is written as it is, without a chat template, with the tokenizer's end after it, of which the class is
-    the target. Held out by the text.
+    Each text is written as it is, without a chat template, with the tokenizer's end after it, of whose state the class
+    is the target. Held out by the text.
 
     Args:
         labels: the classes, by name, as of `TextClassifier.labels`.
+        end: whether an end follows each text. Without, it is as the tokenizer begins and ends a prompt, as it is for
+            `transformers`.
     """
 
     formats: ClassVar[tuple[Format, ...]] = LABELLED_TEXTS
     answers: ClassVar[bool] = False
 
     labels: tuple[str, ...] = ()
+    end: bool = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,13 +50,14 @@ class LabelledTexts(Examples):
                 f"LabelledTexts.sources: the label of all {found.total():,} training texts is {next(iter(found))!r}; "
                 "expected at least two classes: add texts of another"
             )
+        found += Counter(self.label_of(example) for example in prepared.splits["held_out"].examples)
         report(f"labels: {', '.join(f'{label} {found[label]:,}' for label in self.labels)}")
         return prepared
 
     def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
         def write(text: Conversation, where: str) -> Turns:
             (message,) = text.messages
-            ids = with_end(tokenizer, message["content"])
+            ids = with_end(tokenizer, message["content"]) if self.end else tokenizer.prompt(message["content"])
             return Turns((*ids, self._number(message["label"], where)), (*[0.0] * len(ids), 1.0))
 
         return write

@@ -16,9 +16,11 @@ import numpy as np
 
 FOLDER = Path(__file__).parent / "fixtures"
 DIRECTIONS = 64
+PAD = 5
+"""The id of padding, of models that read a class or a score of a text."""
 PROMPT, GREEDY = 8, 64
 """Tokens of a prompt, and of the text that follows it."""
-PLUS_ONE = ("gemma2", "gemma3")
+PLUS_ONE = ("gemma2", "gemma2_classes", "gemma3")
 """Families whose norms multiply by 1 + weight."""
 
 
@@ -74,6 +76,18 @@ def weights(family: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.
 def tokens(family: str, vocab: int, batch: int = 2, seq: int = 24) -> np.ndarray:
     """Random ids, `batch seq`."""
     return _generator(family, "tokens").randint(0, vocab, (batch, seq), dtype=np.int32)
+
+
+def padded(ids: np.ndarray) -> np.ndarray:
+    """`ids[batch seq]` of which the first sequence has padding at its end, and none elsewhere."""
+    ids = np.where(ids == PAD, PAD + 1, ids)
+    ids[0, -7:] = PAD
+    return ids
+
+
+def last(ids: np.ndarray) -> np.ndarray:
+    """`batch`, the place of the last token of `padded` sequences."""
+    return np.where(ids[:, -1] == PAD, ids.shape[1] - 8, ids.shape[1] - 1)
 
 
 def prompt(ids: np.ndarray, encoded: bool) -> np.ndarray:

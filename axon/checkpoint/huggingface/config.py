@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 from axon.checkpoint.huggingface.quantized import READ, is_read, method_of
 from axon.errors import UserError
 from axon.foreign_json import NULL, OBJECT, SIZE, TEXT, Kind, list_of, one_of, read_field, shown
-from axon.nn.hugging_face import TOKEN_ID, Architecture, Constant, Converted, Field, Ignored, SameAs, ignored
+from axon.nn.hugging_face import INSIDE, TOKEN_ID, Architecture, Constant, Converted, Field, Ignored, SameAs, ignored
 from axon.nn.hugging_face_rope import OF_LOCAL, unknown_in_ropes
 
 LOCAL = frozenset({"vocab_multiple", "dropout", "routing.bias_rate"})
@@ -53,7 +53,7 @@ def read_config(architecture: Architecture, config: Mapping[str, Any]) -> Any:
     """Our config of a config.json. Raises `UserError` for what our model cannot be."""
     values = read_fields(architecture, config)
     try:
-        return _built(architecture.model, values)
+        return _built(architecture.model, values, architecture.within)
     except UserError as error:
         raise UserError(f"{FILE}: {error}{_theirs(architecture, str(error))}") from error
 
@@ -109,8 +109,10 @@ def rewritten(architecture: Architecture, before: Mapping[str, Any], model: Any)
 
 def unrepresented(architecture: Architecture, model: Any) -> list[str]:
     """The fields of our config that `architecture` cannot say, as lines; none where it can say all."""
-    if not isinstance(model, architecture.model):
-        return [f"it is for {architecture.model.__name__}, not {type(model).__name__}"]
+    kinds = [(architecture.model, model), *((kind, getattr(model, name)) for name, kind in architecture.within.items())]
+    for expected, actual in kinds:
+        if not isinstance(actual, expected):
+            return [f"it is for {expected.__name__}, not {type(actual).__name__}"]
     try:
         said = read_fields(architecture, write_config(architecture, model))
     except UserError as error:
@@ -138,7 +140,7 @@ def _changed(architecture: Architecture, said: Mapping[str, Any], model: Any) ->
     return [
         name
         for name, value in said.items()
-        if name not in LOCAL and meant(name, value) != meant(name, value_at(model, name))
+        if name.removeprefix(f"{INSIDE}.") not in LOCAL and meant(name, value) != meant(name, value_at(model, name))
     ]
 
 
@@ -208,8 +210,9 @@ def _check_not_quantized(config: Mapping[str, Any]) -> None:
         method_of(about)
 
 
-def _built(kind: type, values: Mapping[str, Any]) -> Any:
-    """An object of the dataclass `kind` from values by name, those within others too."""
+def _built(kind: type, values: Mapping[str, Any], classes: Mapping[str, type]) -> Any:
+    """An object of the dataclass `kind` from values by name, those within others too; `classes`: of fields whose
+    annotation has none."""
     own = {name: value for name, value in values.items() if "." not in name}
     within: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
@@ -218,7 +221,7 @@ def _built(kind: type, values: Mapping[str, Any]) -> Any:
             within.setdefault(outer, {})[inner] = value
     hints = get_type_hints(kind) if within else {}
     for outer, inner in within.items():
-        own[outer] = _built(_dataclass(hints[outer]), inner)
+        own[outer] = _built(classes.get(outer) or _dataclass(hints[outer]), inner, {})
     return kind(**own)
 
 

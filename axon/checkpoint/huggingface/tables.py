@@ -12,10 +12,10 @@ from typing import Any
 from axon.checkpoint.huggingface.config import FILE, unrepresented
 from axon.errors import UserError, suggest
 from axon.foreign_json import NULL, TEXT, list_of, read_field, shown
-from axon.nn.hugging_face import Architecture
+from axon.nn.hugging_face import INSIDE, Architecture, HeadTable
 
-TABLES = "HUGGING_FACE"
-"""What a module calls its tables."""
+TABLES, HEADS = "HUGGING_FACE", "HUGGING_FACE_HEADS"
+"""What a module calls its tables, and those of heads on any language model."""
 
 ENTRY_POINTS = "axon.models"
 """The group of entry points by which an installed package names modules that have tables."""
@@ -24,19 +24,24 @@ ENTRY_POINTS = "axon.models"
 def known() -> Mapping[str, Architecture]:
     """Architecture's name → its table: of all modules of `models`, of those that installed packages name, and of those
     that are imported, as a person's own by a config file, which come before the others."""
-    return _known(len(sys.modules))
+    return {table.name: table for table in _declared(TABLES, len(sys.modules))}
+
+
+def known_heads() -> tuple[HeadTable, ...]:
+    """The tables of heads, of the same modules."""
+    return _declared(HEADS, len(sys.modules))
 
 
 @cache
-def _known(modules: int) -> Mapping[str, Architecture]:
-    """`modules`: how many are imported; more may have tables."""
+def _declared(attribute: str, modules: int) -> tuple[Any, ...]:
+    """What all modules have by this name. `modules`: how many are imported; more may have such."""
     import models
 
     names = [f"{models.__name__}.{module.name}" for module in pkgutil.iter_modules(models.__path__)]
     listed = [*map(importlib.import_module, names), *_installed()]
     imported = [module for module in sys.modules.copy().values() if module not in listed]
-    found = (vars(module).get(TABLES) for module in (*listed, *imported) if module is not None)
-    return {table.name: table for tables in found if isinstance(tables, tuple | list) for table in tables}
+    found = (vars(module).get(attribute) for module in (*listed, *imported) if module is not None)
+    return tuple(table for tables in found if isinstance(tables, tuple | list) for table in tables)
 
 
 @cache
@@ -50,7 +55,7 @@ def table_of(config: Mapping[str, Any]) -> Architecture:
     names = read_field(FILE, config, "architectures", list_of(TEXT) | NULL, None) or [
         table.name for table in tables.values() if table.model_type == model_type
     ]
-    found = next((tables[name] for name in names if name in tables), None)
+    found = next((one for name in names if (one := tables.get(name) or _with_head(name, config))), None)
     if found is not None:
         if model_type not in (None, found.model_type):
             raise UserError(
@@ -67,9 +72,24 @@ def table_of(config: Mapping[str, Any]) -> Architecture:
     )
 
 
+def _with_head(name: str, config: Mapping[str, Any]) -> Architecture | None:
+    """The table of a family's language model with another head, for an architecture of this name."""
+    families = [family for family in known().values() for head in known_heads() if head.name(family) == name]
+    fitting = (head.around(families[0]) for head in known_heads() if families and head.fits(config))
+    return next(fitting, None)
+
+
+def _tables_of(model: Any) -> list[Architecture]:
+    """The tables beside the class of a config, of one with a head those of what it is around."""
+    if heads := [head for head in known_heads() if type(model) is head.model]:
+        inside = _tables_of(getattr(model, INSIDE))
+        return [table for head in heads for family in inside if (table := head.around(family)) is not None]
+    return [*getattr(sys.modules[type(model).__module__], TABLES, ())]
+
+
 def table_for(model: Any) -> Architecture:
     """The table that can say all of a model's config; of several, the first. Raises `UserError` if none can."""
-    tables = getattr(sys.modules[type(model).__module__], TABLES, ())
+    tables = _tables_of(model)
     why = {table.name: unrepresented(table, model) for table in tables}
     for table in tables:
         if not why[table.name]:

@@ -32,7 +32,7 @@ def test_a_model_of_ones_own_brings_its_table(way, tmp_path, monkeypatch, reques
     if way == "an entry point":
         point = EntryPoint("own", module, tables.ENTRY_POINTS)
         monkeypatch.setattr(tables, "entry_points", lambda group: [point] if group == point.group else [])
-        for read in (tables._installed, tables._known):
+        for read in (tables._installed, tables._declared):
             read.cache_clear()
             request.addfinalizer(read.cache_clear)
     else:

@@ -1,0 +1,84 @@
+"""Classifiers and reward models to the hub and back: the same weights, the same results, and what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from reports import silent
+
+from axon.data import TokenizerFile
+from axon.errors import UserError
+from axon.run import Hub
+from axon.run.convert import convert
+from axon.run.inspect import evaluate_run
+from axon.train.preference import Reward
+from axon.train.text_classification import TextClassification
+from axon.tune import Comparisons, LabelledTexts, RewardModel, TextClassifier
+
+LABELS = ("bad", "good", "fair")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory, shared_seed):
+    """Files of texts with their class, and of pairs."""
+    rng, folder = np.random.default_rng(shared_seed), tmp_path_factory.mktemp("records")
+    words = ["".join(rng.choice([*"abcdefgh"], 5)) for _ in range(120)]
+    texts = [{"text": word, "label": LABELS[word < "c" or 2 * (word > "e")]} for word in words]
+    pairs = [{"prompt": one, "chosen": one, "rejected": one[::-1] + "x"} for one in words]
+    for name, lines in {"texts": texts, "pairs": pairs}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def of(kind, trained, records):
+    """A run of a classifier, or of a reward model, whose family has a head of its own that is not tied."""
+    from axon.data import JsonLines
+
+    tokenizer = TokenizerFile(str(trained.folder / "tokenizer.json"))
+    shape = {"seq": 64, "batch": 4, "tokenizer": tokenizer, "held_out": 0.2}
+    model = replace(trained.train.model, tied=False, kv_heads=2)
+    if kind == "texts":
+        data = LabelledTexts(**shape, sources=(JsonLines(str(records / "texts.jsonl")),), labels=LABELS, end=False)
+        return replace(trained.train, model=TextClassifier(model, LABELS), data=data, objective=TextClassification())
+    data = Comparisons(**shape, sources=(JsonLines(str(records / "pairs.jsonl")),))
+    return replace(trained.train, model=RewardModel(model), data=data, objective=Reward())
+
+
+@pytest.mark.parametrize("kind", ["texts", "pairs"])
+def test_it_goes_to_the_hub_and_comes_back_the_same(kind, trained, records, do, few, tmp_path):
+    ran = do(replace(of(kind, trained, records), steps=3, sample=None, evaluation=None), tmp_path / "run")
+    theirs, back, source = f"hf:{tmp_path / 'hub'}", tmp_path / "back", str(records / f"{kind}.jsonl")
+    with few(1):
+        convert(str(ran.folder), theirs, silent)
+        convert(theirs, str(back), silent)
+        found = [evaluate_run(one, source, None, silent) for one in (str(ran.folder), theirs, str(back))]
+    config = json.loads((tmp_path / "hub" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForSequenceClassification"]
+    names = LABELS if kind == "texts" else ("LABEL_0",)
+    assert config["id2label"] == {str(at): name for at, name in enumerate(names)}
+    assert Hub(theirs) == ran.train.model
+    for other in found[1:]:
+        assert (other.loss, other.accuracy) == pytest.approx((found[0].loss, found[0].accuracy), rel=1e-5)
+    if kind == "texts":
+        refused_by_name(tmp_path / "hub", tmp_path)
+
+
+def refused_by_name(hub, tmp_path):
+    def refused(message, **fields):
+        other = tmp_path / "other"
+        shutil.rmtree(other, ignore_errors=True)
+        shutil.copytree(hub, other)
+        config = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps(config | fields))
+        with pytest.raises(UserError, match=message):
+            convert(f"hf:{other}", str(tmp_path / "new"), silent)
+
+    refused('problem_type is "multi_label_classification"; must be', problem_type="multi_label_classification")
+    refused('problem_type is "regression"; must be', problem_type="regression")
+    refused(r"id2label is .*must be an object", id2label=["a", "b", "c"])
+    refused(r"num_labels is \"3\"; must be", num_labels="3")
+    refused(r"id2label is .*expected a name of each class", id2label={"1": "a", "2": "b", "3": "c"})
+    refused(r"score.weight: shape \(3, 32\), the model's is \(4, 32\)", num_labels=4)
+    refused(r"architectures.*NoneForSequence.*Axon has no model", architectures=["NoneForSequenceClassification"])

@@ -16,7 +16,7 @@ from axon.checkpoint.huggingface.weights import DTYPES
 from axon.disk import writing
 from axon.errors import UserError
 from axon.serve.export_programs import PLATFORMS, ExportedProgram, Flat, Sizes
-from axon.serve.text_model import TextModel
+from axon.serve.text_model import TextModel, check_writes
 
 STORED = {jnp.dtype(dtype): name for name, dtype in DTYPES.items()}
 """Dtype → its name in safetensors."""
@@ -40,6 +40,7 @@ def check_request(module: Any, platforms: Sequence[str], sizes: Sizes) -> None:
             f"{type(module).__name__} cannot be exported: it writes no text. Expected a decoder-only model, an "
             "axon.nn.LanguageModel, or an encoder–decoder as models.t5.T5 builds one"
         )
+    check_writes(module)
     if sizes.batch * sizes.length > MOST_POSITIONS:
         raise UserError(
             f"--batch {sizes.batch} with --length {sizes.length} is {sizes.batch * sizes.length:,} positions; "

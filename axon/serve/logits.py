@@ -14,7 +14,7 @@ from axon.errors import UserError
 from axon.layout import Placement
 from axon.nn import Inputs, LanguageModel
 from axon.runtime import Runtime
-from axon.serve.text_model import vocab_of
+from axon.serve.text_model import check_writes, vocab_of
 from axon.serve.unsplit import unsplit
 
 
@@ -48,6 +48,7 @@ def _checked(runtime: Runtime, tokens: ArrayLike) -> np.ndarray:
     module, ids = runtime.module, np.asarray(tokens)
     if not isinstance(module, LanguageModel):
         raise UserError(f"logits: the model is a {type(module).__name__}; expected an axon.nn.LanguageModel")
+    check_writes(module)
     if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
         raise UserError(f"logits: tokens are {ids.dtype} of shape {ids.shape}; expected integers `batch seq`")
     vocab = vocab_of(runtime.module)

@@ -86,8 +86,8 @@ def check_writes(model: Any) -> None:
         )
     if not getattr(model, "predicts_tokens", True):
         raise UserError(
-            f"this model's last hidden state makes its {' and '.join(getattr(model, 'on_top', ()))}, and its head for "
-            "tokens is not trained: it cannot write a text. Name the run, or the model, that it was made of"
+            f"this model's last hidden state makes its {' and '.join(getattr(model, 'on_top', ()))}, and it has no "
+            "head for tokens: it cannot write a text. Name the run, or the model, that it was made of"
         )
 
 

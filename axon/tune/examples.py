@@ -16,7 +16,7 @@ from axon.data.batches import PADDING, Batches, check_weights, held_out_order, t
 from axon.data.corpus import TEXT_ARRAYS, Data
 from axon.data.enough import check_vocab
 from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
-from axon.data.prepare import SPLITS, Stored, share_of, train_tokenizer
+from axon.data.prepare import SPLITS, Stored, train_tokenizer
 from axon.data.prepared import NoRewards, Question
 from axon.data.records import Record, RecordSource
 from axon.data.store import Root
@@ -28,6 +28,7 @@ from axon.serve.chat import PLAIN, Chat
 from axon.serve.chat_turns import Turns
 from axon.tune.formats import Conversation, Format, read_example
 from axon.tune.packing import EMPTY, Document, Example, batch_of, digest_of, packed
+from axon.tune.questions import Questions
 from axon.tune.record_texts import RecordTexts
 from axon.tune.remarks import Remarks
 
@@ -48,7 +49,8 @@ class Examples(ABC):
             examples of two; None: each as large as it is.
         duplicates: what is done with an example that is in its split already, id for id: "keep" it, or "drop" it.
             Either is counted, and the first are named.
-        held_out: fraction of the examples held out for evaluation, by the hash of what comes before the first answer.
+        held_out: fraction of the examples held out for evaluation, by the hash of what comes before the first answer,
+            as `axon.tune.questions.normalised`.
         store: see `Data`. threads: how many prefetch batches; 0: no prefetching.
     """
 
@@ -142,6 +144,7 @@ class Examples(ABC):
         tokenizer = self._tokenizer(report)
         write = self.writer(tokenizer, report)
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
+        questions = Questions(tokenizer, self.held_out)
         remarks, seen = Remarks(f"{type(self).__name__}.seq = {self.seq}", self.duplicates), set[bytes]()
         for read, conversations in self._conversations():
             documents = tuple(
@@ -160,8 +163,9 @@ class Examples(ABC):
                 if self.duplicates == "drop":
                     continue
             seen.add(key)
-            held_out = share_of(self.question_of(example.own[0]).tobytes()) < self.held_out
-            splits["held_out" if held_out else "train"].append(example)
+            split, rewritten = questions(self.question_of(example.own[0]))
+            remarks.rewritten.extend([read.where] * rewritten)
+            splits[split].append(example)
         prepared = PreparedExamples(self, tokenizer, {name: Split(self, tuple(own)) for name, own in splits.items()})
         for line in (*prepared.summary(), *remarks.lines()):
             report(line)

@@ -10,7 +10,8 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Remarks:
-    """Where examples are that are too long, by what is done with them, and those that are there already.
+    """Where examples are that are too long, by what is done with them, those that are there already, and those whose
+    question is, in another writing.
 
     Args:
         limit: what an example of more positions than is too long. duplicates: what is done with those of `repeated`.
@@ -20,12 +21,15 @@ class Remarks:
     duplicates: Literal["keep", "drop"]
     too_long: Mapping[str, list[str]] = field(default_factory=lambda: {"dropped": [], "cut": []})
     repeated: list[str] = field(default_factory=list)
+    rewritten: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         for what, places in self.too_long.items():
             yield from _line(places, f"of more than {self.limit} positions are {what}")
         kept = "kept" if self.duplicates == "keep" else "dropped"
         yield from _line(self.repeated, f"are there already, id for id, and are {kept}")
+        writing = "have the question of others but for case, white space or Unicode's forms, and are in their split"
+        yield from _line(self.rewritten, writing)
 
 
 def _line(places: Sequence[str], what: str) -> Iterator[str]:

@@ -14,7 +14,12 @@ from axon.config import load, root_of
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-INCLUDED = {"gemma", "llama3", "tune/chats", *(f"models/{path.stem}" for path in (ROOT / "configs" / "models").iterdir())}
+INCLUDED = {
+    "gemma",
+    "llama3",
+    "tune/chats",
+    *(f"models/{path.stem}" for path in (ROOT / "configs" / "models").iterdir()),
+}
 """Parts of other files, no runs of their own."""
 
 NAMES = sorted(

@@ -21,6 +21,7 @@ from axon.train.objective import NextToken
 from axon.tune import Chats, Comparisons, Words
 from axon.tune.formats import CHATS, Conversation, read_example
 from axon.tune.packing import Document, Example, batch_of, packed
+from axon.tune.questions import normalised
 
 USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -185,6 +186,23 @@ def test_questions_of_the_held_out_split_are_not_trained_on(tmp_path, rng, cache
     }
     assert not asked["train"] & asked["held_out"]
     assert len(asked["train"]) + len(asked["held_out"]) == len({record["prompt"] for record in records})
+
+
+def test_a_question_in_another_writing_is_in_the_same_split(tmp_path, rng, caches):
+    """Another case, more white space and compatible forms of letters; such are counted, and named."""
+    asked = [f"word {number}" for number in rng.permutation(1000)[:40]]
+    wide = ["".join(chr(ord(sign) + 0xFEE0) if sign > " " else "\t " for sign in text) for text in asked[20:]]
+    prompts = [*asked, *map(str.upper, asked[:20]), *wide]
+    records, lines = [{"prompt": text, "completion": str(at)} for at, text in enumerate(prompts)], []
+    prepared = chats(tmp_path / "x.jsonl", records, held_out=0.4, seq=128).prepare(lines.append)
+    train, held_out = (
+        {normalised(one.record["prompt"]) for one in prepared.splits[name].examples} for name in ("train", "held_out")
+    )
+    assert held_out < {*asked}
+    assert train == {*asked} - held_out
+    (told,) = [line for line in lines if "have the question of others but for case" in line]
+    assert "40 examples" in told
+    assert "x.jsonl:41, " in told
 
 
 def test_batches_follow_from_seed_and_number_and_each_process_has_its_sequences(tmp_path, rng, caches):

@@ -83,10 +83,10 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     count = said["num_labels"] or len(named) or 2
     if len(named) != count:
         return tuple(f"LABEL_{number}" for number in range(count))
-    labels = tuple(named.get(str(number)) for number in range(count))
+    labels = [named.get(str(number)) for number in range(count)]
     if not all(isinstance(label, str) for label in labels):
         raise UserError(f'id2label is {shown(named)}; expected a name of each class, as {{"0": "bad", "1": "good"}}')
-    return labels
+    return tuple(map(str, labels))
 
 
 def _named(labels: tuple[str, ...]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def evaluate_run(
     if data.text is not None and source is None:
         data = data.with_tokenizer(trained.tokenizer)
     elif data.text is not None and source is not None:
-        data = _on_source(trained, parse_source(source))
+        data = _on_source(trained, data.text, parse_source(source))
     elif source is not None:
         raise UserError(f"{path} is a model of images, which --source has not: it is evaluated on those of its run")
     if source is None and not trained.has_text:
@@ -67,14 +67,14 @@ def evaluate_run(
     return held_out_loss(evaluator, corpus, values, variables, batches)
 
 
-def _on_source(trained: Trained, source: Any) -> Any:
-    """The data to evaluate on that a person names: records for a model that classifies or scores, else text.
+def _on_source(trained: Trained, text: Any, source: Any) -> Any:
+    """The data to evaluate on that a person names: records for a model that classifies or scores, else `text` of them.
 
     A text of a model that came from the hub ends as its tokenizer has it."""
     train, model = trained.train, trained.train.model
-    shared = {"sources": (source,), "weights": None, "held_out": 1.0, "tokenizer": trained.tokenizer}
+    shared: dict[str, Any] = {"sources": (source,), "weights": None, "held_out": 1.0, "tokenizer": trained.tokenizer}
     if not isinstance(model, TextClassifier | RewardModel):
-        return replace(train.data.text, **shared)
+        return replace(text, **shared)
     if not isinstance(source, RecordSource):
         raise UserError(
             f"--source: a {type(model).__name__} is evaluated on records, as of a .jsonl or .parquet file; this is a "
@@ -82,10 +82,10 @@ def _on_source(trained: Trained, source: Any) -> Any:
         )
     if isinstance(train.data, Examples):
         return replace(train.data, **shared)
-    shape = {"seq": train.seq, "batch": train.data.batch}
+    shared |= {"seq": train.seq, "batch": train.data.batch}
     if isinstance(model, TextClassifier):
-        return LabelledTexts(**shape, **shared, labels=model.labels, end=False)
-    return Comparisons(**shape, **shared)
+        return LabelledTexts(**shared, labels=model.labels, end=False)
+    return Comparisons(**shared)
 
 
 def generate_text(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -37,7 +38,7 @@ class FeedContext:
         sequences: which sequences of the global batch to give, as a process's share.
         saved: what `Feed.saved` gave when the checkpoint was written that the run continues from; empty at first.
         objective: what batches are for. references: its frozen models. report: called with each line that a person
-            should see.
+            should see. folder: the run's, in which a feed may keep files while it is open; None: of no run.
     """
 
     seed: int
@@ -49,6 +50,7 @@ class FeedContext:
     objective: Objective = NextToken()
     references: References = field(default_factory=References)
     report: Callable[[str], None] = print
+    folder: Path | None = None
 
     def numbers(self) -> Iterator[int]:
         """The numbers of the batches that the feed is to draw, in order, without end."""

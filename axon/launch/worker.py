@@ -31,16 +31,13 @@ class Worker:
 
     Args:
         make: returns the object; called there, so that it can be pickled: no class or function of `__main__`.
-        environ: variables of the process besides those of this one. limit: seconds until the object is there.
-
-    Raises what `make` raises, and `WorkerError`.
+        environ: variables of the process besides those of this one.
     """
 
     def __init__(
         self,
         make: Callable[[], Any],
         environ: Mapping[str, str] = MappingProxyType({}),
-        limit: float = START_SECONDS,
     ):
         here, there = socket.socketpair()
         with there:
@@ -52,12 +49,7 @@ class Worker:
                 pass_fds=(there.fileno(),),
                 process_group=0,
             )
-        self._connection = Connection(here.detach())
-        try:
-            self._answer(make, limit)
-        except BaseException:
-            self.close()
-            raise
+        self._connection, self._make = Connection(here.detach()), make
 
     @property
     def pid(self) -> int:
@@ -68,16 +60,23 @@ class Worker:
         return self._process.poll() is None
 
     def call(self, method: str, *args: Any, limit: float) -> Any:
-        """What a method returns or raises. Raises `WorkerError` where the process dies, and `TimeoutError` after
-        `limit` seconds, which ends it."""
+        """What a method returns or raises; at first what `make` raises, for which there are `START_SECONDS`. Raises
+        `WorkerError` where the process dies, and `TimeoutError` after `limit` seconds, which ends it."""
+        if self._make is not None:
+            self._answer(self._make, START_SECONDS)
+            self._make = None
         return self._answer((method, args), limit)
 
-    def close(self) -> None:
-        """End the process, and all that it has started."""
+    def kill(self) -> None:
+        """End the process and all that it has started; any thread may, and a call that waits then raises."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # before it is waited for: until then its number is its own
-            self._process.wait()
+
+    def close(self) -> None:
+        """End it as `kill`, and give back what it had here; in the thread that calls it."""
+        self.kill()
+        self._process.wait()
         self._connection.close()
 
     def _answer(self, message: Any, limit: float) -> Any:
@@ -115,7 +114,7 @@ def _serve(connection: Connection) -> NoReturn:
                 value = getattr(made, method)(*args)
             connection.send((value, None))
         except BaseException as error:  # also `SystemExit`, of whoever wrote the method
-            connection.send((None, _portable(error)))
+            connection.send((None, portable(error)))
 
 
 def _receive(connection: Connection, messages: SimpleQueue[bytes]) -> None:
@@ -127,7 +126,7 @@ def _receive(connection: Connection, messages: SimpleQueue[bytes]) -> None:
             os.killpg(0, signal.SIGKILL)
 
 
-def _portable(error: BaseException) -> Exception:
+def portable(error: BaseException) -> Exception:
     """The error, or one that says the same where it cannot be sent. Its traceback is in its notes."""
     if not isinstance(error, Exception):
         return RuntimeError(repr(error))

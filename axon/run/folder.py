@@ -23,8 +23,8 @@ from axon.object_store import is_url
 
 class RunFolder:
     """`config.gin`, `metrics.jsonl`, `events.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json`,
-    `profile/`, `lock` and `id` of one run, and `huggingface/`: what came with the weights of a model of the hub that it
-    began with.
+    `profile/`, `lock` and `id` of one run, `huggingface/`: what came with the weights of a model of the hub that it
+    began with, and `weights/`, by which `Rollouts.samplers` sample while it trains.
 
     `mirror`: the location that it is a copy of, for messages.
     """

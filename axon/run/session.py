@@ -235,6 +235,7 @@ class Session:
             self.train,
             self.program,
             corpus,
+            folder=self.folder.path,
             store=self.store,
             saves=self.saves,
             journal=self.journal,

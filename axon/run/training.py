@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from axon.checkpoint import RunStore
@@ -47,14 +48,15 @@ class Training:
     """The steps of one call of `run`.
 
     Args:
-        begin: restores the position to go on from. evaluate: evaluates a state. evaluate_if_missing: the same, unless
-            the metrics have it. profile: the folder for a profile of the first steps; None for none. parent: see
-            `axon.run.branch`. frozen: see `axon.run.references.REFERENCES`.
+        folder: the run's. begin: restores the position to go on from. evaluate: evaluates a state.
+        evaluate_if_missing: the same, unless the metrics have it. profile: the folder for a profile of the first
+            steps; None for none. parent: see `axon.run.branch`. frozen: see `axon.run.references.REFERENCES`.
     """
 
     train: Train
     program: Program
     corpus: Prepared
+    folder: Path
     store: RunStore
     saves: Saves
     journal: Journal
@@ -130,6 +132,7 @@ class Training:
             self.train.objective,
             program.references,
             self.report,
+            self.folder,
         )
         with self.corpus.feed(context) as feed, self.profiling:
             loop = Loop(

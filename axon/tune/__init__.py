@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from axon.tune.labelled_texts import LabelledTexts
     from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
     from axon.tune.rollouts import Rollouts
+    from axon.tune.samplers import Samplers
     from axon.tune.selection import AllAnswers, BestAndWorst, BestAnswers
     from axon.tune.taught_chats import TaughtChats
     from axon.tune.text_pairs import TextPairs
@@ -35,6 +36,7 @@ __all__ = [
     "Overlong",
     "RewardModel",
     "Rollouts",
+    "Samplers",
     "Similar",
     "TaughtChats",
     "TextClassifier",
@@ -59,6 +61,7 @@ _MODULE_OF = {
     "Overlong": "rewards",
     "RewardModel": "models.heads",
     "Rollouts": "rollouts",
+    "Samplers": "samplers",
     "Similar": "rewards",
     "TaughtChats": "taught_chats",
     "TextClassifier": "models.heads",

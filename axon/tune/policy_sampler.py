@@ -1,8 +1,9 @@
 """`PolicySampler`, answers by a state's weights to prompts, each with noise of its own, and their rewards."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -16,53 +17,84 @@ from axon.tune.prompt import Prompt
 from axon.tune.rollout import ENVIRONMENT, Rollout
 
 
+class Player(Protocol):
+    """Plays episodes by a state's weights."""
+
+    def begin(self, state: State, starts: Sequence[Start]) -> Callable[[], list[Episode]]:
+        """What waits for the episode of each start, and may be called in another thread. The state may change once this
+        returns."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EnginePlayer:
+    """Plays at once, by an engine of this process; without a runner an episode is a single answer."""
+
+    engine: PolicyEngine
+    runner: EpisodeRunner | None
+
+    def begin(self, state: State, starts: Sequence[Start]) -> Callable[[], list[Episode]]:
+        episodes = played(self.engine, self.runner, state, starts)
+        return lambda: episodes
+
+    def close(self) -> None:
+        """Give the engine's pages back, and the environment's processes."""
+        self.engine.close()
+        if self.runner is not None:
+            self.runner.close()
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How answers are drawn, each with noise of its own: `sampling`, but for its seed, and the run's `seed`."""
+
+    sampling: Sampling
+    seed: int
+
+    def __call__(self, number: int, row: int, choice: int, turn: int) -> Sampling:
+        """How turn `turn` of an answer to the prompt in `row` of batch `number` is drawn."""
+        place = (number, row, turn) if turn else (number, row)
+        key = np.random.SeedSequence((self.seed, self.sampling.seed), spawn_key=place)
+        return replace(self.sampling, seed=int(key.generate_state(1, np.uint64)[0])).of_choice(choice)
+
+
 class PolicySampler:
     """Samples answers to prompts, and asks rewards of them.
 
     Args:
-        engine: answers. judge: asks the rewards. runner: plays episodes of an environment; None: an answer is all.
-        sampling: how an answer is drawn, but for its seed. samples: answers to a prompt. seed: the run's.
+        player: samples. judge: asks the rewards. noise: how an answer is drawn. samples: answers to a prompt.
+        has_environment: whether episodes have rewards of their own.
     """
 
-    def __init__(
-        self,
-        engine: PolicyEngine,
-        judge: Judge,
-        runner: EpisodeRunner | None,
-        sampling: Sampling,
-        samples: int,
-        seed: int,
-    ):
-        self._engine, self._judge, self._runner = engine, judge, runner
-        self._sampling, self._samples, self._seed = sampling, samples, seed
+    def __init__(self, player: Player, judge: Judge, noise: Noise, samples: int, has_environment: bool):
+        self._player, self._judge, self._noise = player, judge, noise
+        self._samples, self._has_environment = samples, has_environment
 
     def __call__(self, state: State, number: int, prompts: Sequence[Prompt], first: int = 0) -> Callable[[], Rollout]:
-        """Samples answers to prompts of batch `number`, for which `first` were drawn before. What is returned asks the
-        rewards of them, in any one thread."""
+        """Samples answers to prompts of batch `number`, for which `first` were drawn before. What is returned waits for
+        them and asks their rewards, in any one thread."""
         starts = [
-            Start(prompt, partial(self.sampling_of, number, row, choice))
+            Start(prompt, partial(self._noise, number, row, choice))
             for row, prompt in enumerate(prompts, first)
             for choice in range(self._samples)
         ]
-        return partial(self._rewarded, prompts, starts, played(self._engine, self._runner, state, starts))
+        return partial(self._rewarded, prompts, starts, self._player.begin(state, starts))
 
-    def _rewarded(self, prompts: Sequence[Prompt], starts: Sequence[Start], episodes: Sequence[Episode]) -> Rollout:
-        asked = [start.prompt for start in starts]
-        return Rollout(prompts, episodes, scored(self._judge, asked, episodes, self._runner is not None))
+    def _rewarded(
+        self, prompts: Sequence[Prompt], starts: Sequence[Start], wait: Callable[[], list[Episode]]
+    ) -> Rollout:
+        asked, episodes = [start.prompt for start in starts], wait()
+        return Rollout(prompts, episodes, scored(self._judge, asked, episodes, self._has_environment))
 
-    def sampling_of(self, number: int, row: int, choice: int, turn: int) -> Sampling:
-        """How turn `turn` of an answer to the prompt in `row` of batch `number` is drawn: all have noise of their
-        own."""
-        place = (number, row, turn) if turn else (number, row)
-        key = np.random.SeedSequence((self._seed, self._sampling.seed), spawn_key=place)
-        return replace(self._sampling, seed=int(key.generate_state(1, np.uint64)[0])).of_choice(choice)
+    def stop(self) -> None:
+        """End what is being sampled."""
+        self._player.close()
 
     def close(self) -> None:
-        """Give the engine's pages back, and the threads and processes of rewards and environment."""
-        self._engine.close()
+        """End the rewards' thread."""
         self._judge.close()
-        if self._runner is not None:
-            self._runner.close()
 
 
 def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, starts: Sequence[Start]) -> list[Episode]:

@@ -109,6 +109,7 @@ class RolloutFeed(Feed):
         return Drawn(number, step, batch | learned, metrics)
 
     def close(self) -> None:
-        """Gives the engine's pages and the rewards' threads back."""
+        """Gives the engine's pages back, and the processes and threads that sample and reward."""
+        self._sampler.stop()
         self._rewarding.shutdown(cancel_futures=True)
         self._sampler.close()

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import jax
@@ -22,8 +24,6 @@ from axon.fields import RESUMABLE
 from axon.layout import Layout
 from axon.model_config import vocab_of
 from axon.nn import LanguageModel
-from axon.runtime import Runtime
-from axon.serve.chat import Chat
 from axon.serve.offline import capacity_for
 from axon.serve.request import Request, Sampling, check_ids
 from axon.train.evaluate import Evaluator
@@ -35,13 +35,17 @@ from axon.tune.estimator import Estimator
 from axon.tune.judge import Judge
 from axon.tune.playing import EnvironmentProcesses, check_portable
 from axon.tune.policy_engine import PolicyEngine
-from axon.tune.policy_sampler import PolicySampler, scored
+from axon.tune.policy_sampler import EnginePlayer, Noise, Player, PolicySampler, scored
 from axon.tune.prompt import Prompt
 from axon.tune.prompts import PromptOrder, of_chats, of_question, of_sources
+from axon.tune.replies import ReplyEncoder
 from axon.tune.rewards import RewardFunction, check_rewards
 from axon.tune.rollout import ENVIRONMENT
 from axon.tune.rollout_feed import RolloutFeed
+from axon.tune.sampler_setup import SamplerSetup
+from axon.tune.samplers import SamplerProcesses, Samplers
 from axon.tune.selection import AllAnswers, Selection
+from axon.tune.weight_versions import WeightVersions
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,11 @@ class Rollouts(FeedConfig):
             is.
         selection: which of them are trained on, and as what: `AllAnswers()`, by their rewards, for an objective as
             `GRPO`; `BestAnswers()`, as text; `BestAndWorst()`, as pairs for `DPO`.
-        staleness: steps between the weights that sample a batch and those that train on it. Above 0 rewards are asked
-            while the steps before run, where they decide on no redraw and the objective needs nothing else of the
-            weights that sample, as `PPO` its values.
-        sampling: how they are drawn. layout: where each axis lives meanwhile; None: as in training.
+        staleness: steps between the weights that sample a batch and those that train on it. Above 0 `samplers` sample
+            and rewards are asked while the steps before run, where rewards decide on no redraw and the objective needs
+            nothing else of the weights that sample, as `PPO` its values.
+        sampling: how they are drawn. layout: where each axis lives meanwhile; None: as in training. samplers: processes
+            that sample in place of this one, `docs/rollouts.md`.
     """
 
     data: Data | Chats
@@ -91,6 +96,7 @@ class Rollouts(FeedConfig):
     staleness: int = 0
     sampling: Sampling = Sampling(tokens=64, temperature=1.0)
     layout: Layout | None = field(default=None, metadata=RESUMABLE)
+    samplers: Samplers | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         check_range(self, "[1, 2**16]", "samples", "turns")
@@ -126,7 +132,7 @@ class Rollouts(FeedConfig):
     def _check_environment(self) -> None:
         if self.environment is not None:
             check_environment(self.environment, "Rollouts.environment")
-            if self.environment_processes:
+            if self.environment_processes or self.samplers is not None:
                 check_portable(self.environment, "Rollouts.environment")
         elif self.environment_processes:
             raise UserError(
@@ -218,6 +224,8 @@ class PreparedRollouts(FedCorpus):
                 f"Rollouts.environment is set, and the run has {jax.process_count()} processes, which would not all "
                 "see the same episodes: start it in one process, or leave the environment out"
             )
+        if self.config.samplers is not None:
+            self.config.samplers.check(jax.default_backend())
         self.config.selection.check_objective(objective, self.config.samples, self.config.data)
         vocab = vocab_of(model)
         assert vocab is not None, "the corpus fits"
@@ -227,17 +235,29 @@ class PreparedRollouts(FedCorpus):
     def feed(self, context: FeedContext) -> RolloutFeed:
         config, runtime, shape = self.config, context.runtime, (self.config.batch, self.config.data.seq)
         sampling = replace(config.sampling, logprobs=0) if config.selection.logprobs else config.sampling
-        judge, runner = config.judge(context.report), self.runner(context.report)
-        sampler = PolicySampler(self._engine(runtime, runner), judge, runner, sampling, config.samples, context.seed)
+        judge, noise, has_environment = (
+            config.judge(context.report),
+            Noise(sampling, context.seed),
+            config.environment is not None,
+        )
+        sampler = PolicySampler(self._player(context), judge, noise, config.samples, has_environment)
         estimator = Estimator(Evaluator(runtime, context.objective, *shape, context.references))
         parts = self.order(context.seed), sampler, config.selection, estimator
         return RolloutFeed(context, *parts, config.redraws, config.staleness)
 
-    def _engine(self, runtime: Runtime, runner: EpisodeRunner | None) -> PolicyEngine:
-        config, ids = self.config, max((prompt.ids for prompt in self.prompts), key=len)
+    def _player(self, context: FeedContext) -> Player:
+        """What samples: an engine of this process, or the processes of `Rollouts.samplers`."""
+        config, runtime, runner = self.config, context.runtime, self.runner(context.report)
+        ids = max((prompt.ids for prompt in self.prompts), key=len)
         request = Request(ids, config.sampling) if runner is None else runner.longest(ids)
         most = [request] * (config.batch // config.of_prompt * config.samples)
-        return PolicyEngine(runtime, config.layout, self.tokenizer, capacity_for(runtime.module, most))
+        by = config.layout, self.tokenizer, capacity_for(runtime.module, most)
+        if config.samplers is None:
+            return EnginePlayer(PolicyEngine(runtime, *by), runner)
+        folder = Path(mkdtemp()) if context.folder is None else context.folder / "weights"
+        versions = WeightVersions(folder, runtime, config.staleness + 2)
+        setup = SamplerSetup.of(versions.directory, runtime, *by, runner)
+        return SamplerProcesses(config.samplers, setup, versions, config.samples, context.report)
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
         return self.config.selection.held_out(super().held_out(batches, sequences))
@@ -258,18 +278,12 @@ class PreparedRollouts(FedCorpus):
         config = self.config
         if config.environment is None:
             return None
-        encode = self._encoder(config.environment.role)
+        role = None if isinstance(config.data, Data) else config.environment.role
+        encode = ReplyEncoder(self.tokenizer, role, self.companions)
         limits = config.turns, config.positions, config.limit
         count = config.environment_processes
         processes = EnvironmentProcesses(config.environment, count, config.limit) if count else None
         return EpisodeRunner(config.environment, config.sampling, encode, *limits, report, processes)
-
-    def _encoder(self, role: str) -> Callable[[str], Sequence[int]]:
-        """What an environment says → its ids, with those that open the next answer."""
-        if isinstance(self.config.data, Data):
-            return self.tokenizer.encode
-        chat = Chat.of(self.companions, self.tokenizer)
-        return lambda text: chat.reply([{"role": role, "content": text}])
 
     def order(self, seed: int) -> PromptOrder:
         """Which prompts each batch is of."""

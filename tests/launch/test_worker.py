@@ -79,7 +79,7 @@ def test_calls_return_or_raise_what_the_object_does_until_one_dies_or_hangs(rng,
     with pytest.raises(WorkerError, match="ended with exit code 3"):
         worker.call("fail", "die", limit=20)
     with pytest.raises(KeyError, match="none"):
-        Worker(partial(Counter(0).fail, "none"))
+        Worker(partial(Counter(0).fail, "none")).call("add", 1, limit=20)
 
 
 def test_a_worker_ends_in_the_middle_of_a_call_with_the_process_that_asks(tmp_path):

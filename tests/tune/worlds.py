@@ -64,6 +64,20 @@ class Without(Late):
 
 
 @dataclass(frozen=True)
+class Fatal(Counting):
+    """The same, but that it kills the process that plays it, once, or whenever one begins an episode."""
+
+    file: str = ""
+    once: bool = True
+
+    def reset(self, prompt, seed):
+        if self.file and not (self.once and Path(self.file).exists()):
+            Path(self.file).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(prompt, seed)
+
+
+@dataclass(frozen=True)
 class Failing(Counting):
     """In half of the episodes, by their seed, fails so: "raise", "hang", "await", "die", "number", "undefined",
     "reset"."""

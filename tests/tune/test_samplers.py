@@ -1,0 +1,94 @@
+"""Processes that sample a run's answers: the same batches as without, however one of them ends."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from worlds import Fatal
+
+from axon.data import FeedContext
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.run import program
+from axon.serve import Sampling
+from axon.train.policy_gradient import GRPO
+from axon.tune import Rollouts, Samplers, samplers
+
+SAMPLING = Sampling(tokens=6, temperature=1.0, stop_ids=tuple(range(0, 320, 3)))
+
+
+@pytest.fixture(scope="module")
+def playing(tiny, prompts, caches):
+    """A run that learns from episodes; its processes find what was compiled."""
+    data = Rollouts(replace(tiny.data, seq=48), environment=Fatal(), prompts=(prompts,), samples=4, sampling=SAMPLING)
+    run = replace(tiny, data=data, layout=Layout({"data": 1}), objective=GRPO(), steps=4, evaluation=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield run
+
+
+@pytest.fixture(scope="module")
+def made(playing, few):
+    with few(1):
+        return program(playing)
+
+
+def drawn(made, data, states, folder=None):
+    """Batches with their metrics, one for each state, and the lines that were reported."""
+    lines = []
+    context = FeedContext(7, made.runtime, objective=GRPO(), report=lines.append, folder=folder)
+    with data.prepare(lambda line: None).feed(context) as feed:
+        return [(feed.draw(state), dict(feed.metrics)) for state in states], lines
+
+
+@pytest.mark.few(processes=(1,))
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_sample_what_this_one_would_also_where_one_is_killed(processes, made, playing, begun, rng, tmp_path):
+    """By the weights of each step, in the midst of their episodes; nothing of them is left at the end."""
+    states = [replace(begun(made, rng), step=np.int32(step)) for step in (3, 4)]
+    expected, _ = drawn(made, playing.data, states)
+    environment, own = Fatal(file=str(tmp_path / "died")), Samplers(processes=processes)
+    data = replace(playing.data, environment=environment, samplers=own)
+    found, (line,) = drawn(made, data, states, tmp_path)
+    for (batch, metrics), (other, others) in zip(found, expected, strict=True):
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
+        assert metrics == others
+    assert any(not np.array_equal(found[0][0][name], found[1][0][name]) for name in ("targets", "logprobs"))
+    for part in ("sampler ", "was killed by SIGKILL", f"its {8 // processes} answers are sampled again"):
+        assert part in line, line
+    assert [path.name for path in tmp_path.iterdir()] == ["died"]
+
+
+@pytest.mark.slow
+def test_a_run_one_step_off_is_the_same_by_other_processes_and_continues_bit_for_bit(playing, do, tmp_path):
+    playing = replace(playing, data=replace(playing.data, staleness=1))
+    whole = do(playing, tmp_path / "whole")
+    other = replace(playing, data=replace(playing.data, samplers=Samplers()))
+    do(other, tmp_path / "stopped", steps=2)
+    ran = do(other, tmp_path / "stopped")
+    names = ("loss", "grad_norm", "policy", "reward", "rollout_turns", "rollout_staleness")
+    assert ran.records(*names) == whole.records(*names)
+    assert not (ran.folder / "weights").exists()
+
+
+@pytest.mark.slow
+def test_answers_that_kill_every_process_end_the_run(made, playing, begun, rng, tmp_path):
+    environment = Fatal(file=str(tmp_path / "died"), once=False)
+    with pytest.raises(UserError, match=r"sampler 0: .*SIGKILL: so did the 2 before it, with the same 8 answers"):
+        drawn(made, replace(playing.data, environment=environment, samplers=Samplers()), [begun(made, rng)])
+    assert samplers.ATTEMPTS == 3
+
+
+def test_devices_that_samplers_cannot_have_are_told_with_the_remedy(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(UserError, match=r"Samplers\.devices has 1 entries, and Samplers\.processes is 2"):
+        Samplers(processes=2, devices=("1",))
+    with pytest.raises(UserError, match=r"the GPUs 0,1: start it with CUDA_VISIBLE_DEVICES.*Samplers\.devices"):
+        Samplers().check("gpu")
+    with pytest.raises(UserError, match=r"on tpus.*leave it out"):
+        Samplers().check("tpu")
+    Samplers(devices=("1",)).check("gpu")
+    assert Samplers(processes=2, devices=("2,3", "4")).environ(0) == {"CUDA_VISIBLE_DEVICES": "2,3"}

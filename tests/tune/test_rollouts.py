@@ -23,6 +23,7 @@ from axon.tune import AllAnswers, BestAndWorst, BestAnswers, Rollouts, packing
 from axon.tune.episodes import Episode
 from axon.tune.judge import Scores
 from axon.tune.policy_engine import PolicyEngine
+from axon.tune.policy_sampler import Noise
 from axon.tune.prompt import Prompt
 from axon.tune.rollout import Rollout
 
@@ -246,10 +247,9 @@ def test_weights_in_the_hosts_memory_answer_as_those_on_the_device(rolling, one,
     assert [each.ids for each in found] == [each.ids for each in expected]
 
 
-def test_no_two_answers_have_the_same_noise(one, prepared):
-    with prepared.feed(FeedContext(7, one.runtime)) as feed:
-        places = itertools.product(range(4), range(4), range(3), range(3))
-        seeds = [feed._sampler.sampling_of(*place).seed for place in places]
+def test_no_two_answers_have_the_same_noise(rolling):
+    noise = Noise(rolling.data.sampling, 7)
+    seeds = [noise(*place).seed for place in itertools.product(range(4), range(4), range(3), range(3))]
     assert len(set(seeds)) == len(seeds) == 144
 
 

@@ -215,7 +215,8 @@ def _operands(spec: ParamSpec) -> int:
 
 
 def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat) -> tuple[Kept, float]:
-    """What one period keeps of a token under a policy, and FLOPs of its forward and backward."""
+    """What one period keeps of a token under a policy, and FLOPs of its forward and backward: by no kernel that is asked
+    for by name, since a chip that is not here has none."""
     runtime, seq, spans = program.runtime, program.seq, program.module.layers.spans
     parameters = {path: _one_layer(path, spec) for path, spec in runtime.parameters.items()}
     still = {path: parameters.pop(path) for path in frozen}
@@ -232,7 +233,7 @@ def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat)
         y, backward = jax.vjp(forward, parameters, x)
         return jax.tree.leaves(backward), backward(y)
 
-    with runtime.tracing(execution=replace(runtime.execution, remat=remat)):
+    with runtime.tracing(execution=replace(runtime.execution, remat=remat, kernels={})):
         arguments = parameters, still, variables, stream, ids
         traced, (kept, _) = jax.make_jaxpr(forward_and_backward, return_shape=True)(*arguments)
     weights = {(shape, spec.dtype) for spec in (parameters | still).values() for shape in (spec.shape, spec.shape[1:])}

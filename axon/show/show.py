@@ -1,6 +1,7 @@
 """`axon show`: the configuration as it was read, where parameters live, a pipeline's schedule, what a step sends."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def show_config(
     resolved = load(path, overrides, root=root_of(path, overrides))
     tree: Train | Serve = resolved.tree
     placement = _placement(tree, on)
+    if on is None:  # no chip, and so none of the kernels that a configuration asks for by name
+        tree = replace(tree, execution=replace(tree.execution, kernels={}))
     # Raises for a layout that cannot hold the model.
     compiled = serving_program(tree, placement) if isinstance(tree, Serve) else program(tree, placement)
     specs = compiled.parameters

@@ -144,8 +144,9 @@ def test_each_mesh_axis_is_explained_and_a_steps_collectives_are_listed(shown):
     assert "not counted" not in out
 
 
-def test_one_device_sends_nothing(shown):
-    assert "one device: nothing is sent" in shown("Layout.mesh={'data': 1}")
+def test_one_device_sends_nothing_whatever_kernel_its_chip_is_to_have(shown):
+    changes = "Layout.mesh={'data': 1}", "Execution.kernels={'attention': 'cudnn'}"
+    assert "one device: nothing is sent" in shown(*changes)
 
 
 def test_of_an_automatic_layout_only_what_the_program_names_is_listed_and_that_is_said(shown):

@@ -215,8 +215,8 @@ def _operands(spec: ParamSpec) -> int:
 
 
 def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat) -> tuple[Kept, float]:
-    """What one period keeps of a token under a policy, and FLOPs of its forward and backward: by no kernel that is asked
-    for by name, since a chip that is not here has none."""
+    """What one period keeps of a token under a policy, and FLOPs of its forward and backward. No kernel is asked for by
+    name: a chip that is not here has none."""
     runtime, seq, spans = program.runtime, program.seq, program.module.layers.spans
     parameters = {path: _one_layer(path, spec) for path, spec in runtime.parameters.items()}
     still = {path: parameters.pop(path) for path in frozen}

@@ -34,7 +34,8 @@ class WithHead:
         if not module.tied:
             del module.head
         setattr(module, on_top, Param(axes, dims, normal(dims["embed"] ** -0.5)))
-        module.tied, module.on_top, module.predicts_tokens = True, (on_top,), False
+        module.tied, module.predicts_tokens = True, False
+        module.on_top, module.replaced = (on_top,), ("head",)
         return module
 
 

@@ -43,6 +43,9 @@ class LanguageModel(nnx.Module):
     on_top: tuple[str, ...] = ()
     """Names of the parts that a config of `axon.tune` put on the last hidden state."""
 
+    replaced: tuple[str, ...] = ()
+    """Paths of a language model's parameters in whose place these parts are: none is taken from one."""
+
     def __init__(
         self,
         dims: Dims,

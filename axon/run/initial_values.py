@@ -7,6 +7,7 @@ from typing import Any
 
 from axon.axes.patterns import base
 from axon.checkpoint.huggingface.model import HubModel
+from axon.nn import LanguageModel
 from axon.run.adapter import read_factors
 from axon.run.init_from import InitFrom
 from axon.run.trained import Report, Trained, TrainedHub, open_trained
@@ -34,7 +35,7 @@ class InitialValues:
         changed = source.changed(train.model, init_from.whole)
         for line in (*source.remarks, *(() if init_from.whole else changed.values())):
             report(line)
-        offered = source.offered(train.model)
+        offered = _without_replaced(source.offered(train.model), runtime.module, report)
         taken = init_from.taken(offered, runtime.declared, init_from.cast or source.always_cast)
         if init_from.whole:
             init_from.check_changed(changed)
@@ -70,6 +71,14 @@ class InitialValues:
         values |= flattened(runtime.initialise_parameters(seed, rest))
         report(f"parameters from {self.init_from.source}{_rest_text(rest, len(values))}")
         return nested({path: values[path] for path in runtime.parameters})
+
+
+def _without_replaced(offered: Mapping[str, Any], module: Any, report: Report) -> dict[str, Any]:
+    """Without what parts of this model are in the place of; reported."""
+    replaced = [path for path in offered if isinstance(module, LanguageModel) and path in module.replaced]
+    if replaced:
+        report(f"not taken: {', '.join(replaced)}, in whose place this model has its {' and '.join(module.on_top)}")
+    return {path: array for path, array in offered.items() if path not in replaced}
 
 
 def _rest_text(rest: list[str], total: int) -> str:

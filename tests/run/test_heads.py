@@ -10,7 +10,7 @@ from reports import silent
 
 from axon.data import TokenizerFile
 from axon.errors import UserError
-from axon.run import Hub
+from axon.run import Hub, InitFrom
 from axon.run.convert import convert
 from axon.run.inspect import evaluate_run
 from axon.train.preference import Reward
@@ -63,6 +63,17 @@ def test_it_goes_to_the_hub_and_comes_back_the_same(kind, trained, records, do, 
         assert (other.loss, other.accuracy) == pytest.approx((found[0].loss, found[0].accuracy), rel=1e-5)
     if kind == "texts":
         refused_by_name(tmp_path / "hub", tmp_path)
+
+
+def test_the_head_of_a_language_model_is_not_taken_where_another_stands_in_its_place(trained, records, do, tmp_path):
+    short = {"steps": 1, "sample": None, "evaluation": None}
+    model = replace(trained.train.model, tied=False)
+    ran = do(replace(trained.train, model=model, **short), tmp_path / "base")
+    start = InitFrom(str(ran.folder), ("*", "!score"))
+    scored = replace(of("pairs", trained, records), model=RewardModel(model), init_from=start, **short)
+    lines = do(scored, tmp_path / "scored").lines
+    assert "not taken: head, in whose place this model has its score" in lines
+    assert any("initial values for score" in line for line in lines)
 
 
 def refused_by_name(hub, tmp_path):

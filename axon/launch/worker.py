@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 START_SECONDS = 120.0
-"""What a process may take until its object is there, its imports included."""
+"""The time limit until a process's object is there, its imports included."""
 
 
 class WorkerError(Exception):
@@ -133,7 +133,7 @@ def portable(error: BaseException) -> Exception:
     try:
         error.add_note("".join(traceback.format_exception(error)))
         return pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # pickle runs code of whoever wrote the error
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 

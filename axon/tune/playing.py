@@ -128,7 +128,7 @@ def check_portable(environment: Environment, field: str) -> None:
         raise UserError(f"{place} is of the script itself, which its own process cannot import: put it in a file")
     try:
         pickle.dumps(environment)
-    except Exception as error:
+    except Exception as error:  # pickle runs code of whoever wrote the environment
         raise UserError(
             f"{place} cannot be sent to its own process: {type(error).__name__}: {error}. Give it fields that pickle "
             "can write, and open what it cannot, as a connection, in reset"

@@ -15,7 +15,7 @@ from axon.foreign_json import NULL, TEXT, list_of, read_field, shown
 from axon.nn.hugging_face import INSIDE, Architecture, HeadTable
 
 TABLES, HEADS = "HUGGING_FACE", "HUGGING_FACE_HEADS"
-"""What a module calls its tables, and those of heads on any language model."""
+"""The names under which a module has its tables, and those of heads on any language model."""
 
 ENTRY_POINTS = "axon.models"
 """The group of entry points by which an installed package names modules that have tables."""
@@ -34,7 +34,7 @@ def known_heads() -> tuple[HeadTable, ...]:
 
 @cache
 def _declared(attribute: str, modules: int) -> tuple[Any, ...]:
-    """What all modules have by this name. `modules`: how many are imported; more may have such."""
+    """The tables that all modules have under this name. `modules`: how many are imported; more may have such."""
     import models
 
     names = [f"{models.__name__}.{module.name}" for module in pkgutil.iter_modules(models.__path__)]

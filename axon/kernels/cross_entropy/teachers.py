@@ -38,11 +38,11 @@ class Teacher(Protocol):
 
     @property
     def by_token(self) -> tuple[Array, ...]:
-        """What is known of each token, arrays `tokens …`."""
+        """Arrays `tokens …` of what is known of each token."""
         ...
 
     def read(self, block: tuple[Array, ...], log_q: Array, temperature: float) -> tuple[Array, Array]:
-        """Of a block of `by_token` log p, `tokens vocab`, and the number of each token by which `again` knows it."""
+        """Log p of a block of `by_token`, `tokens vocab`, and the number of each token by which `again` knows it."""
         ...
 
     def again(self, block: tuple[Array, ...], known: Array, log_q: Array, temperature: float) -> Array:

@@ -103,7 +103,9 @@ def tune(
     ] = None,
     teacher: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Instead, write the chats with this model's likeliest next tokens to --out."),
+        typer.Option(
+            metavar="RUN", help="Instead, write the chats with this model's most likely next tokens to --out."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Likeliest tokens that are written of each.")] = 32,
     out: Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="JSON lines for TaughtChats.")] = None,

@@ -8,6 +8,10 @@ class UserError(Exception):
     """A mistake in what a person wrote: shown as one message without a traceback, exit code 2."""
 
 
+class Unavailable(UserError):
+    """A service that a run asks does not answer: the run saves what it has and ends."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'data'?` for a mistyped name, else the names there are, sorted, if they are not too many."""
     names = sorted(set(known))

@@ -100,9 +100,13 @@ def _fit_class(value: Any, wanted: Any, at: str) -> Any:
         return Path(expanded(value, "the path"))
     if wanted is int:
         return _require(type(value) is int, value, wanted, at)
-    if getattr(wanted, "_is_protocol", False):
+    if _is_protocol(wanted):
         return _require(not inspect.isclass(value) and _follows(value, wanted), value, wanted, at)
     return _require(isinstance(value, wanted), value, wanted, at)
+
+
+def _is_protocol(kind: Any) -> bool:
+    return getattr(kind, "_is_protocol", False)
 
 
 def _follows(value: Any, protocol: type) -> bool:
@@ -110,7 +114,7 @@ def _follows(value: Any, protocol: type) -> bool:
 
     (isinstance would need `runtime_checkable`.)
     """
-    layers = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
+    layers = [base for base in protocol.__mro__ if _is_protocol(base)]
     members = {name for base in layers for name in (*vars(base), *inspect.get_annotations(base))}
     public = (name for name in members if not name.startswith("_"))
     return all(hasattr(type(value), name) or hasattr(value, name) for name in public)

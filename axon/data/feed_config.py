@@ -47,6 +47,11 @@ class FeedConfig(ABC):
         return TEXT_ARRAYS
 
     @property
+    def references(self) -> frozenset[str]:
+        """Names of the frozen models, of `Train.references`, that the feed needs."""
+        return frozenset()
+
+    @property
     def batch(self) -> int:
         """Sequences in the global batch."""
         return self.data.batch

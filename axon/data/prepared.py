@@ -10,6 +10,7 @@ import numpy as np
 
 from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
 from axon.data.tokenizer import Tokenizer
+from axon.train.references import References
 
 
 class BatchReader(Iterator[Batch], AbstractContextManager[Any], Protocol):
@@ -27,16 +28,19 @@ class Question:
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
+Rewards = Callable[[Sequence[Question], Sequence[Any]], Mapping[str, np.ndarray]]
+"""What rewards say of what follows questions, for each an `axon.tune.episodes.Episode`: their sum under `reward`, and
+each; NaN where one failed. Empty where nothing is learned from rewards."""
+
+
 class NoRewards:
     """The base of data that learns from no rewards."""
 
     def runner(self, report: Callable[[str], None] = print) -> Any:
         return None
 
-    def rewards_of(
-        self, questions: Sequence[Question], episodes: Sequence[Any], report: Callable[[str], None] = print
-    ) -> Mapping[str, np.ndarray]:
-        return {}
+    def rewards(self, references: References, report: Callable[[str], None] = print) -> Rewards:
+        return lambda questions, episodes: {}
 
 
 class NoChats(NoRewards):
@@ -85,11 +89,8 @@ class Prepared(Protocol):
         question; None where an answer is all."""
         ...
 
-    def rewards_of(
-        self, questions: Sequence[Question], episodes: Sequence[Any], report: Callable[[str], None] = print
-    ) -> Mapping[str, np.ndarray]:
-        """What rewards say of what follows questions, for each an `axon.tune.episodes.Episode`: their sum under
-        `reward`, and each; NaN where one failed. Empty where nothing is learned from rewards."""
+    def rewards(self, references: References, report: Callable[[str], None] = print) -> Rewards:
+        """What says how good episodes are that follow questions. references: the run's frozen models."""
         ...
 
     @property

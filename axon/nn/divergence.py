@@ -28,7 +28,7 @@ def token_divergence(x: Array, head: Head, teacher_x: Array, teacher: Head, kind
 
 
 def top_divergence(x: Array, head: Head, ids: Array, logprobs: Array, kind: Divergence) -> Array:
-    """As `token_divergence`, of a teacher whose likeliest ids alone are known, see
+    """As `token_divergence`, of a teacher whose most likely ids alone are known, see
     `axon.kernels.cross_entropy.TopTeacher`: `ids` and `logprobs` are `batch seq top`."""
     return _divergence(x, head, _OfTop(), (ids, logprobs), kind)
 

@@ -48,10 +48,11 @@ class Answers:
         self, program: Program, data: Prepared, questions: Sequence[Question], report: Callable[[str], None] = print
     ):
         assert data.tokenizer is not None
-        self._data, self._questions, self._report, self._tokenizer = data, questions, report, data.tokenizer
+        self._questions, self._tokenizer = questions, data.tokenizer
         self._runner: EpisodeRunner | None = data.runner(report)
         self._starts = [_start(of_question(one, data.tokenizer), len(one.answer), self._runner) for one in questions]
         requests = [_longest(start, self._runner) for start in self._starts]
+        self._rewards = data.rewards(program.references, report)
         self._engine = PolicyEngine(program.runtime, None, data.tokenizer, capacity_for(program.module, requests))
 
     def __call__(self, state: State) -> "Answered":
@@ -60,7 +61,7 @@ class Answers:
         exact = [_last(episode) == one.answer for episode, one in zip(episodes, questions, strict=True)]
         if self._runner is not None:
             self._runner.close()
-        rewards = self._data.rewards_of(questions, episodes, self._report)
+        rewards = self._rewards(questions, episodes)
         turns = {} if self._runner is None else {"turns": np.array([len(one.turns) for one in episodes], float)}
         return Answered(questions, episodes, self._tokenizer, {"exact": np.array(exact, float), **rewards, **turns})
 

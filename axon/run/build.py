@@ -25,4 +25,5 @@ def program(train: Train, placement: Placement | None = None) -> Program:
         faults=train.faults,
         transforms=train.transforms,
         references=train.reference_models,
+        data_references=train.data_references,
     )

@@ -141,7 +141,8 @@ def runtime_of(
 def _references(train: Train, runtime: Runtime) -> References:
     """The frozen models of a run whose adapters are merged: where those were off it is the model before it had any."""
     off = {name: train.model for name, one in train.references.items() if isinstance(one, AdaptersOff)}
-    return References.of(train.objective, train.reference_models | off, runtime, train.seq)
+    models, used = train.reference_models | off, train.objective.references
+    return References.of(train.objective, {name: models[name] for name in models if name in used}, runtime, train.seq)
 
 
 def _on(

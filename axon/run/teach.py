@@ -21,8 +21,8 @@ AT_ONCE = 256
 
 
 def write_taught(train: Train, teacher: str, top: int, out: Path, report: Callable[[str], None]) -> None:
-    """Write the records of `train.data`, JSON lines, each with the `top` likeliest ids of the model `teacher`, a run or
-    `hf:DIR_OR_NAME`, for each token that is learned of it.
+    """Write the records of `train.data`, JSON lines, each with the `top` most likely ids of the model `teacher`, a run
+    or `hf:DIR_OR_NAME`, for each token that is learned of it.
 
     Raises `UserError` for other data than `Chats`, a teacher of other tokens, and a file that is there already.
     """
@@ -50,4 +50,4 @@ def write_taught(train: Train, teacher: str, top: int, out: Path, report: Callab
                 file.write(json.dumps(taught(example.record, ids, logprobs), ensure_ascii=False) + "\n")
         file.close()
         partial.replace(out)
-    report(f"{len(examples):,} records with the {top} likeliest next tokens of {teacher}: {out}")
+    report(f"{len(examples):,} records with the {top} most likely next tokens of {teacher}: {out}")

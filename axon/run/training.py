@@ -10,6 +10,7 @@ from axon.checkpoint import RunStore
 from axon.config import dump
 from axon.data import Feed, FeedContext, Prepared
 from axon.data.feed import numbered_without
+from axon.errors import Unavailable
 from axon.launch.agree import AgreedStop
 from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.launch.watchdog import Watchdog
@@ -152,11 +153,18 @@ class Training:
             for end in self._segments(step, until):
                 with self.profiling.during(step, end):
                     state, step = self._segment(loop, state, step, end)
-                self._save(Position(state, step, loop.tokens), until, monitor, feed)
+                at = Position(state, step, loop.tokens)
+                self._save(at, until, monitor, feed, loop.unavailable)
                 self.stop.check()
                 if self._evaluation_due(step) and step < until:
-                    self.evaluate(state)
+                    self._evaluate(at, until, monitor, feed)
             return state
+
+    def _evaluate(self, at: Position, until: int, monitor: Monitor, feed: Feed) -> None:
+        try:
+            self.evaluate(at.state)
+        except Unavailable as error:
+            self._save(at, until, monitor, feed, error)
 
     def _segment(self, loop: Loop, state: State, first: int, last: int) -> tuple[State, int]:
         began, waited = time.monotonic(), loop.waited
@@ -184,11 +192,15 @@ class Training:
         evaluation = self.train.evaluation
         return evaluation is not None and step % evaluation.every == 0 and (step > 0 or evaluation.at_start)
 
-    def _save(self, at: Position, until: int, monitor: Monitor, feed: Feed) -> None:
+    def _save(
+        self, at: Position, until: int, monitor: Monitor, feed: Feed, unavailable: Unavailable | None = None
+    ) -> None:
+        """Save what is due, and where the run ends here, and say so. Raises `unavailable`."""
         asked = self.stop.requested
+        ends = asked is not None or unavailable is not None
         with self.watchdog.during("save", at.step):
             checkpoints = self.train.checkpoints
-            durable = checkpoints.due(at.step) or at.step == until or asked is not None
+            durable = checkpoints.due(at.step) or at.step == until or ends
             if durable or checkpoints.due_locally(at.step):
                 extra = {"tokens": at.tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
                 extra |= {IN_FLIGHT: self.program.in_flight} if self.program.in_flight else {}
@@ -197,10 +209,12 @@ class Training:
                 extra |= {FEED: saved} if (saved := feed.saved()) else {}
                 extra |= {"config": dump(self.train)} | ({PARENT: self.parent} if self.parent else {})
                 self.saves.save(at.step, at.state, extra, self.program.specs, durable)
-            if asked is not None:
-                self.events.record("stop", at.step, signal=asked)
+            if ends:
+                self.events.record("stop", at.step, **({} if asked is None else {"signal": asked}))
                 self.saves.wait()
                 self.report(f"saved step {at.step} in {self.store.directory}; the same command continues from there")
+        if unavailable is not None:
+            raise unavailable
 
     # ---- faults ---------------------------------------------------------------------------------------------------
 

@@ -104,8 +104,8 @@ class Train:
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
         execution: how it is carried out: remat, kernels, buffers, host and disk tiers, compiler options.
         transforms: what becomes of weights of the model, one after the other, as `(LoRA(rank=16),)`.
-        references: name → a frozen model beside it: an objective uses those that it names, as `Distillation` does its
-            "teacher"; `AdaptersOff()` is the one that is trained, without its adapters.
+        references: name → a frozen model beside it, which the objective names, as `Distillation` its "teacher", or
+            the data, as a `ModelScore` of `Rollouts`; `AdaptersOff()` is the one that is trained, without its adapters.
         outer: lets replicas across a slow link train separately between outer steps, as `DiLoCo(every=50)`; or None.
         evaluation: loss on held-out data; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
@@ -180,6 +180,11 @@ class Train:
     def reference_models(self) -> dict[str, object]:
         """Name → the config of a frozen model, or `AdaptersOff`."""
         return {name: one.model if isinstance(one, Reference) else one for name, one in self.references.items()}
+
+    @property
+    def data_references(self) -> frozenset[str]:
+        """Names of the frozen models that the data need."""
+        return self.data.references if isinstance(self.data, FeedConfig) else frozenset()
 
     @property
     def seq(self) -> int:

@@ -128,11 +128,12 @@ def shares(runtime: Runtime) -> list[tuple[Layout, list[Any]]]:
 def check_serves(layout: Layout, placement: Placement) -> None:
     """Raise `UserError` for what serving does not use of a layout: settings of training, and devices that split layers
     or a sequence."""
-    unused = [name for name in OF_TRAINING if getattr(layout, name) != getattr(Layout(), name)]
+    values, default = vars(layout), vars(Layout())
+    unused = [name for name in OF_TRAINING if values[name] != default[name]]
     if layout.zero in (1, 2):
         unused.append("zero")
     if unused:
-        said = ", ".join(f"Layout.{name} = {getattr(layout, name)!r}" for name in unused)
+        said = ", ".join(f"Layout.{name} = {values[name]!r}" for name in unused)
         raise UserError(f"{said}: of training alone, and without effect on serving; leave it out")
     for name, why in UNSPLIT.items():
         if axes := placement.mesh_axes(name):

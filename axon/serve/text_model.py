@@ -11,7 +11,7 @@ from jax import Array
 from axon import axes
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
-from axon.nn import Depth, Head, Inputs
+from axon.nn import Depth, Head, Inputs, LanguageModel
 from axon.serve.policy import check_bias
 from axon.serve.request import Request, check_ids
 
@@ -84,9 +84,9 @@ def check_writes(model: Any) -> None:
             f"a {type(model).__name__} cannot write a text: generation needs an axon.nn.LanguageModel, which predicts "
             "the next token, or an encoder–decoder as models.t5.T5 builds one"
         )
-    if not getattr(model, "predicts_tokens", True):
+    if isinstance(model, LanguageModel) and not model.predicts_tokens:
         raise UserError(
-            f"this model's last hidden state makes its {' and '.join(getattr(model, 'on_top', ()))}, and it has no "
+            f"this model's last hidden state makes its {' and '.join(model.on_top)}, and it has no "
             "head for tokens: it cannot write a text. Name the run, or the model, that it was made of"
         )
 

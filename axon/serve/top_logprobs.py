@@ -1,4 +1,4 @@
-"""The likeliest next tokens of given texts, with their log-probabilities: a teacher's distributions for a file."""
+"""The most likely next tokens of given texts, with their log-probabilities: a teacher's distributions for a file."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from axon.serve.teacher_forcing import SHORTEST, Continuation
 
 
 class TopLogprobs(Forced):
-    """The `top` likeliest ids in the place of each token of continuations, see `Forced`; the logits of `SHORTEST`
+    """The `top` most likely ids in the place of each token of continuations, see `Forced`; the logits of `SHORTEST`
     positions of a batch exist at once."""
 
     def __init__(self, runtime: Runtime, max_length: int, top: int):

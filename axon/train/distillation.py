@@ -18,7 +18,7 @@ BETA = {"forward": 0.0, "reverse": 1.0, "jensen_shannon": 0.5}
 """`Distillation.divergence` → `axon.kernels.cross_entropy.Divergence.beta`, unless that is set."""
 
 TEACHER_IDS, TEACHER_LOGPROBS = "teacher_ids", "teacher_logprobs"
-"""Arrays of a batch, `batch seq top`: a teacher's likeliest ids for each target, and their log-probabilities."""
+"""Arrays of a batch, `batch seq top`: a teacher's most likely ids for each target, and their log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Distillation(Taught):
 @dataclass(frozen=True)
 class TopDistillation(Taught):
     """D of the next token's distributions, a teacher's and the model's, in nats: see `Taught`. Of the teacher the
-    likeliest ids alone are known, from the data, as `TaughtChats`; all others are one outcome of both distributions
+    most likely ids alone are known, from the data, as `TaughtChats`; all others are one outcome of both distributions
     (`axon.kernels.cross_entropy.TopTeacher`), at temperature 1.
 
     Args:

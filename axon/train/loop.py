@@ -11,7 +11,7 @@ import numpy as np
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
 from axon.data.feed import Feed
-from axon.errors import UserError
+from axon.errors import Unavailable, UserError
 from axon.train.faults import Fault, Monitor
 from axon.train.replay import Replay
 from axon.train.step import Program, State
@@ -57,7 +57,7 @@ class Loop:
         monitor: finds faults. noticed: called with each, and the paths of the gradients that are not finite.
         enter: called with what begins, "batch" or "step", and the number of the step.
         replay: what executes the steps that `Faults.replay_every` names.
-        waited: seconds waited for batches so far.
+        waited: seconds waited for batches so far. unavailable: why the feed has no further batch, once it has none.
     """
 
     program: Program
@@ -72,9 +72,11 @@ class Loop:
     enter: Callable[[str, int], None] = _ignore
     replay: Replay | None = None
     waited: float = 0.0
+    unavailable: Unavailable | None = None
 
     def advance(self, state: State, first: int, last: int) -> tuple[State, int]:
-        """Steps `first` to `last`, fewer if asked to stop; the new state, and the number of its last step.
+        """Steps `first` to `last`, fewer if asked to stop or where the feed asks in vain; the new state, and the number
+        of its last step.
 
         On return the metrics of every step have been logged, and the state may be saved: where they were not finite,
         the step was skipped. Raises `Diverged` or `RollBack` at a fault, by the monitor's policies.
@@ -88,7 +90,7 @@ class Loop:
         waiting: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._since = perf_counter()
         step, batch = first, self._batch(first + 1, state)
-        while step < last:
+        while step < last and batch is not None:
             step += 1
             self.enter("step", step)
             with StepTraceAnnotation(DISPATCH, step_num=step):
@@ -109,13 +111,18 @@ class Loop:
             self._read(*waiting.popleft())
         return state, step
 
-    def _batch(self, step: int, state: State) -> Mapping[str, Any]:
+    def _batch(self, step: int, state: State) -> Mapping[str, Any] | None:
+        """The batch of a step; None where the feed cannot draw it."""
         self.enter("batch", step)
         began = perf_counter()
-        with TraceAnnotation(BATCH):
-            batch = self.program.place(self.feed.draw(state))
-        self.waited += perf_counter() - began
-        return batch
+        try:
+            with TraceAnnotation(BATCH):
+                return self.program.place(self.feed.draw(state))
+        except Unavailable as error:
+            self.unavailable = error
+            return None
+        finally:
+            self.waited += perf_counter() - began
 
     def _stepped(self, state: State, batch: Mapping[str, Any], step: int) -> tuple[State, Mapping[str, Any]]:
         limits = [self.monitor.limits(step)] if self.monitor.faults.can_skip else []

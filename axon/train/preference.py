@@ -334,10 +334,15 @@ class Reward(Pairwise):
                 "set Train.model = @RewardModel(), and RewardModel.model to this one"
             )
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+    def scores(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[Array, Any]:
+        """The score of each answer, `batch example side`, 0 where there is none; and the auxiliary terms."""
         x, auxiliary = self.hidden(module, batch, key)
         scores = token_scores(x, module.score)
-        scored = sides_of(self.summed(jnp.where(jnp.any(self.last_of_answers(batch), axis=2), scores, 0), batch))
+        return self.summed(jnp.where(jnp.any(self.last_of_answers(batch), axis=2), scores, 0), batch), auxiliary
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+        scores, auxiliary = self.scores(module, batch, key)
+        scored = sides_of(scores)
         together = scored.chosen + scored.rejected
         loss = -jax.nn.log_sigmoid(scored.difference - self.margin) + self.centring * jnp.square(together)
         return self.reported(batch, loss, scored, auxiliary)

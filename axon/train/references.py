@@ -23,35 +23,52 @@ class References:
     Args:
         runtimes: name → the model on the layout of what is trained. values: their arrays, once they are given.
         bases: name → a runtime of the trained model without its adapters, whose arrays are the state's.
-        trained: the runtime of what is trained.
+        trained: the runtime of what is trained. of_objective: names of those that the objective is given.
     """
 
     runtimes: Mapping[str, Runtime] = field(default_factory=dict)
     bases: Mapping[str, Runtime] = field(default_factory=dict)
     trained: Runtime | None = None
     values: dict[str, Any] = field(default_factory=dict)
+    of_objective: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, objective: Objective, models: Mapping[str, Any], like: Runtime, seq: int) -> "References":
-        """Those of the `models` that the objective names, placed as `like` is, in the devices' memory.
+    def of(
+        cls,
+        objective: Objective,
+        models: Mapping[str, Any],
+        like: Runtime,
+        seq: int,
+        of_data: frozenset[str] = frozenset(),
+    ) -> "References":
+        """Those of the `models` that the objective or the data (`of_data`) names, placed as `like` is, in the devices'
+        memory.
 
         Raises `UserError` if one is missing.
         """
-        if missing := sorted(objective.references - models.keys()):
+        needed = objective.references | of_data
+        if missing := sorted(needed - models.keys()):
+            user = type(objective).__name__ if missing[0] in objective.references else "Train.data"
             raise UserError(
-                f"{type(objective).__name__} needs a frozen model named {missing[0]!r}, and Train.references has "
+                f"{user} needs a frozen model named {missing[0]!r}, and Train.references has "
                 f"{', '.join(map(repr, sorted(models))) or 'none'}: set Train.references = {{{missing[0]!r}: "
                 "@Reference()}"
             )
+        if unused := sorted(models.keys() - needed):
+            raise UserError(
+                f"Train.references has {unused[0]!r}, and {type(objective).__name__} and Train.data use "
+                f"{', '.join(map(repr, sorted(needed))) or 'no frozen model'}: leave it out"
+            )
         execution = replace(like.execution, host=(), disk={})
         shared = {"precision": like.precision, "execution": execution, "placement": like.placement, "seq": seq}
-        named = {name: models[name] for name in sorted(objective.references)}
+        named = {name: models[name] for name in sorted(needed)}
         bases = [name for name, model in named.items() if isinstance(model, AdaptersOff)]
         kept = _without_adapters(like, bases)
         return cls(
             {name: Runtime(model, like.layout, **shared) for name, model in named.items() if name not in bases},
             {name: Runtime(like.model, like.layout, transforms=kept, **shared) for name in bases},
             like,
+            of_objective=objective.references,
         )
 
     def give(self, name: str, parameters: Any, variables: Any = None) -> None:
@@ -86,18 +103,25 @@ class References:
 
     @property
     def modules(self) -> dict[str, Any]:
-        """Name → the module, without arrays."""
-        return {name: runtime.module for name, runtime in (*self.runtimes.items(), *self.bases.items())}
+        """Name → the module, without arrays, of those that the objective is given."""
+        both = (*self.runtimes.items(), *self.bases.items())
+        return {name: runtime.module for name, runtime in both if name in self.of_objective}
 
     def bound(self, values: Values, parameters: Any, variables: Any) -> dict[str, Any]:
-        """Name → the module with its arrays; `parameters` and `variables` are those of what is trained."""
-        modules = {name: runtime.bind(**_bindable(values[name])) for name, runtime in self.runtimes.items()}
+        """Name → the module with its arrays, of those that the objective is given; `parameters` and `variables` are
+        those of what is trained."""
+        named = [name for name in self.runtimes if name in self.of_objective]
+        modules = {name: self.frozen(name, values[name]) for name in named}
         if self.bases:
             own = flattened(parameters)
             for name, runtime in self.bases.items():
                 stored = {path: own[self._stored(path)] for path in runtime.parameters}
                 modules[name] = runtime.bind(nested(stored), variables)
         return modules
+
+    def frozen(self, name: str, values: Any) -> Any:
+        """The module of a model with arrays of its own, its `values`."""
+        return self.runtimes[name].bind(**_bindable(values))
 
     def _stored(self, path: str) -> str:
         """Where the trained model has the parameter `path` of the one without adapters."""

@@ -52,8 +52,8 @@ class Program:
             dropout.
         faults: where one is to be skipped, the step takes `Limits`, and applies no update where they are exceeded or a
             number is not finite.
-        references: name → the config of a frozen model; those that the objective names get their arrays by
-            `references.give`, before the first step.
+        references: name → the config of a frozen model, each of which the objective names, or the data
+            (`data_references`); they get their arrays by `references.give`, before the first step.
 
     Raises `LayoutError`, before anything is traced, if the layout cannot shard the model, and `UserError` for parts
     that cannot be combined.
@@ -77,6 +77,7 @@ class Program:
         faults: Faults = Faults(),
         transforms: Sequence[WeightTransform] = (),
         references: Mapping[str, Any] = MappingProxyType({}),
+        data_references: frozenset[str] = frozenset(),
     ):
         mesh = {"devices": devices, "placement": placement, "seq": seq}
         transforms = with_recipe(precision.recipe, transforms)
@@ -84,7 +85,7 @@ class Program:
         precision.check_training(self.runtime.placement)
         objective.check(self.runtime.module)
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
-        self.references = References.of(objective, references, self.runtime, seq)
+        self.references = References.of(objective, references, self.runtime, seq, data_references)
         self.evaluator = Evaluator(self.runtime, objective, batch, seq, self.references)
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from axon.tune.actor_critic import ActorCritic
     from axon.tune.chats import Chats
+    from axon.tune.checked_rewards import MatchesSchema, MathEqual
     from axon.tune.comparisons import Comparisons
     from axon.tune.environments import Calculator
     from axon.tune.labelled import Labelled
     from axon.tune.labelled_texts import LabelledTexts
+    from axon.tune.model_judge import ModelJudge
+    from axon.tune.model_score import ModelScore
+    from axon.tune.program_reward import Program
     from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
     from axon.tune.rollouts import Rollouts
     from axon.tune.samplers import Samplers
@@ -32,8 +36,13 @@ __all__ = [
     "Labelled",
     "LabelledTexts",
     "Matches",
+    "MatchesSchema",
+    "MathEqual",
+    "ModelJudge",
+    "ModelScore",
     "Numeric",
     "Overlong",
+    "Program",
     "RewardModel",
     "Rollouts",
     "Samplers",
@@ -57,8 +66,13 @@ _MODULE_OF = {
     "Labelled": "labelled",
     "LabelledTexts": "labelled_texts",
     "Matches": "rewards",
+    "MatchesSchema": "checked_rewards",
+    "MathEqual": "checked_rewards",
+    "ModelJudge": "model_judge",
+    "ModelScore": "model_score",
     "Numeric": "rewards",
     "Overlong": "rewards",
+    "Program": "program_reward",
     "RewardModel": "models.heads",
     "Rollouts": "rollouts",
     "Samplers": "samplers",

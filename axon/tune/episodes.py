@@ -12,6 +12,9 @@ from axon.serve.request import Finish, TokenLogprob
 from axon.tune.prompt import Prompt
 from axon.tune.rewards import Sampled
 
+ENVIRONMENT = "environment"
+"""The name of an environment's own reward."""
+
 
 @dataclass(frozen=True)
 class Turn:

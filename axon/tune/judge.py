@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from axon.errors import Unavailable
 from axon.launch.agree import from_process_0
 from axon.tune.rewards import RewardFunction, Sampled, finite, place_of
 from axon.tune.time_limited import TimeLimited
@@ -61,10 +62,15 @@ class Judge:
         self._call = TimeLimited(limit)
 
     def __call__(self, answers: Sequence[Sampled], known: Mapping[str, np.ndarray] = MappingProxyType({})) -> Scores:
-        """`known`: name → numbers that are there already; an answer of which one is NaN is not asked about."""
+        """`known`: name → numbers that are there already; an answer of which one is NaN is not asked about. Raises
+        `Unavailable`, in all processes, where a reward does."""
         there = [place for place in range(len(answers)) if not any(np.isnan(one[place]) for one in known.values())]
-        asked = {name: partial(self._asked, name, reward, answers, there) for name, reward in self._rewards.items()}
-        each = {**known, **{name: np.array(from_process_0("rewards", ask), float) for name, ask in asked.items()}}
+        each = {**known}
+        for name, reward in self._rewards.items():
+            said = from_process_0("rewards", partial(self._asked, name, reward, answers, there))
+            if isinstance(said, str):
+                raise Unavailable(said)
+            each[name] = np.array(said, float)
         weighted = [self._weights.get(name, 1.0) * values for name, values in each.items()]
         return Scores(each, np.sum([np.zeros(len(answers)), *weighted], axis=0))
 
@@ -74,11 +80,14 @@ class Judge:
 
     def _asked(
         self, name: str, reward: RewardFunction, answers: Sequence[Sampled], there: Sequence[int]
-    ) -> list[float]:
+    ) -> list[float] | str:
+        """What a reward says of each answer; or, of one that is unavailable, why."""
         found, failures = [math.nan] * len(answers), []
-        for place in there:
+        for place, said in zip(there, self._call.each(reward, [answers[place] for place in there]), strict=True):
+            if isinstance(said, Unavailable):
+                return f"the reward {name!r} ({place_of(reward)}): {said}"
             try:
-                found[place] = finite(self._call(reward, answers[place]))
+                found[place] = finite(said)
             except Exception as error:
                 failures.append((answers[place], error))
         if failures:

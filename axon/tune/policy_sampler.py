@@ -11,10 +11,10 @@ from axon.serve.request import Request, Sampling
 from axon.train.state import State
 from axon.tune.episode_runner import EpisodeRunner, Start
 from axon.tune.episodes import Episode
-from axon.tune.judge import Judge, Scores
 from axon.tune.policy_engine import PolicyEngine, checked
 from axon.tune.prompt import Prompt
-from axon.tune.rollout import ENVIRONMENT, Rollout
+from axon.tune.rollout import Rollout
+from axon.tune.scoring import Scoring
 
 
 class Player(Protocol):
@@ -64,13 +64,16 @@ class PolicySampler:
     """Samples answers to prompts, and asks rewards of them.
 
     Args:
-        player: samples. judge: asks the rewards. noise: how an answer is drawn. samples: answers to a prompt.
-        has_environment: whether episodes have rewards of their own.
+        player: samples. scoring: says how good they are. noise: how an answer is drawn. samples: answers to a prompt.
     """
 
-    def __init__(self, player: Player, judge: Judge, noise: Noise, samples: int, has_environment: bool):
-        self._player, self._judge, self._noise = player, judge, noise
-        self._samples, self._has_environment = samples, has_environment
+    def __init__(self, player: Player, scoring: Scoring, noise: Noise, samples: int):
+        self._player, self._scoring, self._noise, self._samples = player, scoring, noise, samples
+
+    @property
+    def scores_on_devices(self) -> bool:
+        """Whether rewards are computed on the run's devices."""
+        return self._scoring.on_devices
 
     def __call__(self, state: State, number: int, prompts: Sequence[Prompt], first: int = 0) -> Callable[[], Rollout]:
         """Samples answers to prompts of batch `number`, for which `first` were drawn before. What is returned waits for
@@ -85,8 +88,8 @@ class PolicySampler:
     def _rewarded(
         self, prompts: Sequence[Prompt], starts: Sequence[Start], wait: Callable[[], list[Episode]]
     ) -> Rollout:
-        asked, episodes = [start.prompt for start in starts], wait()
-        return Rollout(prompts, episodes, scored(self._judge, asked, episodes, self._has_environment))
+        episodes = wait()
+        return Rollout(prompts, episodes, self._scoring([start.prompt for start in starts], episodes))
 
     def stop(self) -> None:
         """End what is being sampled."""
@@ -94,7 +97,7 @@ class PolicySampler:
 
     def close(self) -> None:
         """End the rewards' thread."""
-        self._judge.close()
+        self._scoring.close()
 
 
 def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, starts: Sequence[Start]) -> list[Episode]:
@@ -103,9 +106,3 @@ def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, sta
         return runner(engine.engine(state), starts, partial(checked, state=state))
     requests = [Request(start.prompt.ids, start.sampling(0)) for start in starts]
     return [Episode.of_answer(answer) for answer in engine.answers(state, requests)]
-
-
-def scored(judge: Judge, prompts: Sequence[Prompt], episodes: Sequence[Episode], has_environment: bool) -> Scores:
-    """What the judge says of an episode of each prompt, and, with an environment, what this says."""
-    known = {ENVIRONMENT: np.array([episode.reward for episode in episodes])} if has_environment else {}
-    return judge([episode.as_sampled(prompt) for prompt, episode in zip(prompts, episodes, strict=True)], known)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +42,23 @@ class Sampled:
 
 RewardFunction = Callable[[Sampled], Any]
 """How good an answer is: a finite number, the higher the better; True is 1. Or a coroutine that gives it."""
+
+
+@runtime_checkable
+class NeedsMachine(Protocol):
+    """A reward that needs more of the machine than Python's standard library."""
+
+    def check(self) -> None:
+        """Raise `UserError` where it cannot be asked here."""
+        ...
+
+
+def installed(reward: str, module: str) -> Any:
+    """A module that a reward needs. Raises `UserError` where it is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{reward} needs {error.name}: pip install 'axon-jax[rewards]'") from None
 
 
 @dataclass(frozen=True)
@@ -118,7 +136,9 @@ class Overlong:
 
 
 def finite(said: Any) -> float:
-    """What a reward gives, as a number. Raises `TypeError` for anything else."""
+    """What a reward gives, as a number. Raises an error that it is, and `TypeError` for anything else."""
+    if isinstance(said, Exception):
+        raise said
     if not isinstance(said, bool | int | float | np.bool_ | np.number) or not math.isfinite(said):
         raise TypeError(f"gives {said!r}; must be a finite number, or True or False")
     return float(said)

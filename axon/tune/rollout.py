@@ -7,12 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from axon.tune import packing
-from axon.tune.episodes import Episode, metrics_of
+from axon.tune.episodes import ENVIRONMENT, Episode, metrics_of
 from axon.tune.judge import Scores, without_failed
 from axon.tune.prompt import Prompt
-
-ENVIRONMENT = "environment"
-"""The name of an environment's own reward."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from axon.data.feed import Batch, Feed, FeedContext
+from axon.errors import Unavailable
 from axon.train.state import State
 from axon.tune import packing
 from axon.tune.drawn import Drawn, done
@@ -57,7 +58,11 @@ class RolloutFeed(Feed):
     def draw(self, state: State) -> Batch:
         while len(self._pending) <= self._staleness:
             self._pending.append(self._begin(state, next(self._numbers)))
-        drawn = self._pending.popleft().result()
+        try:
+            drawn = self._pending.popleft().result()
+        except Unavailable:
+            self._pending.clear()  # so that those that wait are sampled again
+            raise
         self._metrics = {**drawn.metrics, "rollout_staleness": float(int(state.step) - drawn.step)}
         return {name: value[self._context.sequences] for name, value in drawn.arrays.items()}
 
@@ -73,12 +78,19 @@ class RolloutFeed(Feed):
 
     def _begin(self, state: State, number: int) -> Future[Drawn]:
         """Batch `number`, sampled by the state's weights. Its rewards are asked in a thread, unless redraws or what the
-        objective estimates by these weights wait for them, or other processes, with which they are shared."""
+        objective estimates by these weights wait for them, or other processes, with which they are shared, or the
+        devices compute some."""
         prompts = self._order.batch(number)
         ask, made = self._sampler(state, number, prompts), partial(self._drawn, state, int(state.step), number)
-        if self._redraws or self._context.objective.asks_before or jax.process_count() > 1:
+        if self._waits:
             return done(made(*self._redrawn(state, number, ask())))
         return self._rewarding.submit(lambda: made(ask(), np.arange(len(prompts))))
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a batch is scored before the step that runs beside it."""
+        asks_before = self._context.objective.asks_before or self._sampler.scores_on_devices
+        return self._redraws > 0 or asks_before or jax.process_count() > 1
 
     def _redrawn(self, state: State, number: int, rollout: Rollout) -> tuple[Rollout, np.ndarray]:
         """All that is drawn for batch `number`, after these prompts, and which of its prompts the batch is of."""

@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,7 +16,7 @@ from axon.data import Data
 from axon.data.corpus import check_sources
 from axon.data.feed import ALL, FeedContext, SequenceNumbers
 from axon.data.feed_config import FedCorpus, FeedConfig
-from axon.data.prepared import BatchReader, Question
+from axon.data.prepared import BatchReader, Question, Rewards
 from axon.data.sources import Source
 from axon.errors import UserError
 from axon.fields import RESUMABLE
@@ -27,23 +26,25 @@ from axon.nn import LanguageModel
 from axon.serve.offline import capacity_for
 from axon.serve.request import Request, Sampling, check_ids
 from axon.train.evaluate import Evaluator
+from axon.train.references import References
 from axon.tune.chats import Chats
 from axon.tune.environments import Environment, check_environment
 from axon.tune.episode_runner import EpisodeRunner
-from axon.tune.episodes import Episode
+from axon.tune.episodes import ENVIRONMENT, Episode
 from axon.tune.estimator import Estimator
 from axon.tune.judge import Judge
+from axon.tune.model_score import ModelScore, ModelScorer
 from axon.tune.playing import EnvironmentProcesses, check_portable
 from axon.tune.policy_engine import PolicyEngine
-from axon.tune.policy_sampler import EnginePlayer, Noise, Player, PolicySampler, scored
+from axon.tune.policy_sampler import EnginePlayer, Noise, Player, PolicySampler
 from axon.tune.prompt import Prompt
 from axon.tune.prompts import PromptOrder, of_chats, of_question, of_sources
 from axon.tune.replies import ReplyEncoder
-from axon.tune.rewards import RewardFunction, check_rewards
-from axon.tune.rollout import ENVIRONMENT
+from axon.tune.rewards import NeedsMachine, RewardFunction, check_rewards
 from axon.tune.rollout_feed import RolloutFeed
 from axon.tune.sampler_setup import SamplerSetup
 from axon.tune.samplers import SamplerProcesses, Samplers
+from axon.tune.scoring import Scoring
 from axon.tune.selection import AllAnswers, Selection
 from axon.tune.weight_versions import WeightVersions
 
@@ -59,9 +60,10 @@ class Rollouts(FeedConfig):
     Args:
         data: the tokenizer, the shape of a batch, and the held-out data. Of `Chats` the prompts are all of a training
             example before its last answer, which is the right one.
-        rewards: name → a function of an `axon.tune.rewards.Sampled`, which must depend on that alone. weights: name → a
-            factor, by default 1, in the sum that is an answer's reward. limit: seconds for a reward of an answer; one
-            that takes longer, raises, or gives no finite number is told, and its answer is not trained on.
+        rewards: name → a function of an `axon.tune.rewards.Sampled`, which must depend on that alone; or a
+            `ModelScore`. weights: name → a factor, by default 1, in the sum that is an answer's reward. limit: seconds
+            for a reward of an answer; one that takes longer, raises, or gives no finite number is told, and its answer
+            is not trained on.
         environment: what speaks between several answers to a prompt, as `Calculator()`: `docs/rollouts.md`. Its own
             reward is called "environment". Tokens that it says are in the sequence and are not learned. `limit` holds
             for each of its calls, too; an episode in which one fails is not trained on. turns: answers in an episode,
@@ -83,7 +85,7 @@ class Rollouts(FeedConfig):
     """
 
     data: Data | Chats
-    rewards: Mapping[str, RewardFunction] = field(default_factory=dict)
+    rewards: Mapping[str, RewardFunction | ModelScore] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     limit: float = field(default=10.0, metadata=RESUMABLE)
     environment: Environment | None = None
@@ -107,9 +109,9 @@ class Rollouts(FeedConfig):
         self._check_environment()
         self._check_prompts()
         self.selection.check(self.samples)
-        known = (ENVIRONMENT,) if self.environment else ()
+        known = (*((ENVIRONMENT,) if self.environment else ()), *self.model_scores)
         needed = self.redraws > 0 or self.selection.needs_rewards(self.samples)
-        check_rewards(self.rewards, self.weights, "Rollouts.rewards", known, needed)
+        check_rewards(self.functions, self.weights, "Rollouts.rewards", known, needed)
         if self.data.batch % self.of_prompt:
             batch, selection = f"{type(self.data).__name__}.batch", type(self.selection).__name__
             divisible = math.ceil(self.data.batch / self.of_prompt) * self.of_prompt
@@ -158,9 +160,19 @@ class Rollouts(FeedConfig):
         """Sequences of a batch that each prompt has."""
         return self.selection.sequences(self.samples)
 
-    def judge(self, report: Callable[[str], None]) -> Judge:
-        """What asks the rewards."""
-        return Judge(self.rewards, self.weights, self.limit, report)
+    @property
+    def functions(self) -> Mapping[str, RewardFunction]:
+        """The rewards that are asked."""
+        return {name: one for name, one in self.rewards.items() if not isinstance(one, ModelScore)}
+
+    @property
+    def model_scores(self) -> Mapping[str, ModelScore]:
+        """The rewards that frozen models give."""
+        return {name: one for name, one in self.rewards.items() if isinstance(one, ModelScore)}
+
+    @property
+    def references(self) -> frozenset[str]:
+        return frozenset(score.reference for score in self.model_scores.values())
 
     @property
     def positions(self) -> int:
@@ -226,6 +238,9 @@ class PreparedRollouts(FedCorpus):
             )
         if self.config.samplers is not None:
             self.config.samplers.check(jax.default_backend())
+        for reward in self.config.functions.values():
+            if isinstance(reward, NeedsMachine):
+                reward.check()
         self.config.selection.check_objective(objective, self.config.samples, self.config.data)
         vocab = vocab_of(model)
         assert vocab is not None, "the corpus fits"
@@ -235,12 +250,8 @@ class PreparedRollouts(FedCorpus):
     def feed(self, context: FeedContext) -> RolloutFeed:
         config, runtime, shape = self.config, context.runtime, (self.config.batch, self.config.data.seq)
         sampling = replace(config.sampling, logprobs=0) if config.selection.logprobs else config.sampling
-        judge, noise, has_environment = (
-            config.judge(context.report),
-            Noise(sampling, context.seed),
-            config.environment is not None,
-        )
-        sampler = PolicySampler(self._player(context), judge, noise, config.samples, has_environment)
+        scoring, noise = self._scoring(context.references, context.report), Noise(sampling, context.seed)
+        sampler = PolicySampler(self._player(context), scoring, noise, config.samples)
         estimator = Estimator(Evaluator(runtime, context.objective, *shape, context.references))
         parts = self.order(context.seed), sampler, config.selection, estimator
         return RolloutFeed(context, *parts, config.redraws, config.staleness)
@@ -262,12 +273,19 @@ class PreparedRollouts(FedCorpus):
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
         return self.config.selection.held_out(super().held_out(batches, sequences))
 
-    def rewards_of(
-        self, questions: Sequence[Question], episodes: Sequence[Episode], report: Callable[[str], None] = print
-    ) -> Mapping[str, np.ndarray]:
-        prompts = [of_question(question, self.tokenizer) for question in questions]
-        with closing(self.config.judge(report)) as judge:
-            return scored(judge, prompts, episodes, self.config.environment is not None).named
+    def rewards(self, references: References, report: Callable[[str], None] = print) -> Rewards:
+        scoring = self._scoring(references, report)
+
+        def said(questions: Sequence[Question], episodes: Sequence[Episode]) -> Mapping[str, np.ndarray]:
+            return scoring([of_question(question, self.tokenizer) for question in questions], episodes).named
+
+        return said
+
+    def _scoring(self, references: References, report: Callable[[str], None]) -> Scoring:
+        config, shape = self.config, (self.config.batch, self.config.data.seq)
+        judge = Judge(config.functions, config.weights, config.limit, report)
+        models = {name: ModelScorer(score, references, *shape) for name, score in config.model_scores.items()}
+        return Scoring(judge, models, config.environment is not None)
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()

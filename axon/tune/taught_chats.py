@@ -1,4 +1,4 @@
-"""`TaughtChats`, chats with a teacher's likeliest next tokens beside them."""
+"""`TaughtChats`, chats with a teacher's most likely next tokens beside them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ SLACK = 1e-3
 @dataclass(frozen=True)
 class TaughtChats(Chats):
     """Conversations for the objective `TopDistillation`: a record is as of `Chats`, and has two columns more, lists
-    with a row for each token that is learned of the text, in order: `teacher_ids`, the `top` likeliest ids of a teacher
-    in that token's place, and `teacher_logprobs`, their log-probabilities in nats at temperature 1.
+    with a row for each token that is learned of the text, in order: `teacher_ids`, the `top` most likely ids of a
+    teacher in that token's place, and `teacher_logprobs`, their log-probabilities in nats at temperature 1.
 
     `axon tune CONFIG --teacher RUN --top K --out FILE` writes such records.
 
@@ -50,7 +50,7 @@ class TaughtChats(Chats):
         documents = [one for split in prepared.splits.values() for example in split.examples for one in example.own]
         learned = sum(int(one.learned[1:].sum()) for one in documents)
         named = sum(int(np.sum((one.more[TEACHER_IDS] == one.ids[:, None])[one.learned])) for one in documents)
-        report(f"teacher: {named / learned:.1%} of the tokens that are learned are among its {self.top} likeliest")
+        report(f"teacher: {named / learned:.1%} of the tokens that are learned are among its {self.top} most likely")
         return prepared
 
     def document(self, turns: Turns, read: Read) -> Document:

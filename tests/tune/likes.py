@@ -2,6 +2,8 @@
 
 import time
 
+from axon.errors import Unavailable
+
 
 def short(sampled) -> float:
     """The shorter, the better; of equals the one that has the prompt's first letter more often."""
@@ -40,3 +42,14 @@ def hangs(sampled) -> float:
 def third_fails(sampled) -> float:
     """Of answers whose first id is a multiple of 3, none."""
     return float("inf") if sampled.ids[0] % 3 == 0 else float(sampled.ids[0])
+
+
+LEFT: list[int] = [10**6]
+"""How many answers `judged` is there for."""
+
+
+def judged(sampled) -> float:
+    LEFT[0] -= 1
+    if LEFT[0] < 0:
+        raise Unavailable("the judge does not answer")
+    return len(set(sampled.ids)) + 0.01 * (sampled.ids[0] % 7)

@@ -1,5 +1,6 @@
 """Rewards: what the built-in ones say, and that what one does wrong costs its answer and a line alone."""
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
+from axon.tune import MatchesSchema, MathEqual
 from axon.tune.judge import Judge
 from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Sampled, Similar, check_rewards
+
+PERSON = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}
 
 
 def sampled(answer="", reference="", ids=(1,), prompt="a prompt"):
@@ -31,6 +35,16 @@ def sampled(answer="", reference="", ids=(1,), prompt="a prompt"):
         (Numeric(tolerance=0.5), "7.4", "7", 1),
         (Matches(r"<think>.*</think>\d+"), "<think>a\nb</think>12", "", 1),
         (Matches(r"\d"), "12", "", 0),
+        (MatchesSchema(PERSON), ' {"age": 3}\n', "", 1),
+        (MatchesSchema(PERSON), '{"age": -3}', "", 0),
+        (MatchesSchema(PERSON), '{"age": NaN}', "", 0),
+        (MatchesSchema(PERSON), '{"age": 3} so', "", 0),
+        (MatchesSchema({}), "[" * 100_000, "", 0),
+        (MathEqual(), r"so it is \boxed{\frac{1}{2}}", "0.5", 1),
+        (MathEqual(), r"$(x + 1)^2$", "x^2 + 2x + 1", 1),
+        (MathEqual(), r"$\{2, 1\}$", r"\{1, 2\}", 1),
+        (MathEqual(), r"\boxed{0.51}", r"\frac12", 0),
+        (MathEqual(), "I do not know", "17", 0),
     ],
     ids=str,
 )
@@ -82,6 +96,36 @@ def test_what_a_reward_does_wrong_costs_its_answers_and_one_line(reward, said):
     for part in ("'bad'", ".py:", "2 of 2 answers", "'an answer' to document 4 of file", *said):
         assert part in line
     assert time.monotonic() - began < 30  # for so long one sleeps that hangs
+
+
+def test_coroutines_are_asked_of_several_answers_at_once():
+    """Each for the limit's time: of 40, 16 at a time, all are there in the time of three."""
+    lines, waiting, most = [], 0, 0
+
+    async def slow(one):
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await asyncio.sleep(5 if one.answer == "3" else 0.3)
+        waiting -= 1
+        return float(one.answer)
+
+    scores = Judge({"slow": slow}, {}, 2.0, lines.append)([sampled(str(number)) for number in range(40)])
+    expected = np.where(np.arange(40) == 3, np.nan, np.arange(40))
+    np.testing.assert_array_equal(scores.total, expected)
+    assert most == 16
+    assert "not done after 2 seconds" in lines[0]
+    assert "1 of 40 answers" in lines[0]
+
+
+def test_a_schema_that_is_none_is_told_at_the_start():
+    with pytest.raises(UserError, match=r"MatchesSchema\.schema.*\$\.type"):
+        MatchesSchema({"type": "objekt"}).check()
+
+
+def test_a_right_answer_without_mathematics_costs_its_answers():
+    with pytest.raises(ValueError, match="no mathematics"):
+        MathEqual()(sampled("1", "none at all"))
 
 
 def test_the_answers_after_one_that_hangs_are_judged():

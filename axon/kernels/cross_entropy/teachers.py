@@ -1,4 +1,4 @@
-"""Where a teacher's distributions come from, for one block of tokens: its head, or its likeliest ids alone."""
+"""Where a teacher's distributions come from, for one block of tokens: its head, or its most likely ids alone."""
 
 from typing import NamedTuple, Protocol
 
@@ -9,7 +9,7 @@ from jax import Array, lax
 from axon.kernels.cross_entropy.columns import Columns
 
 REST = 2.0**-23
-"""The least probability of a teacher's other ids, where its likeliest ones are all but all: float32's precision."""
+"""The least probability of a teacher's other ids, where its most likely ones are all but all: float32's precision."""
 
 LEAST = jnp.finfo(jnp.float32).min
 """The logit of a column that stands for no id."""
@@ -69,7 +69,7 @@ class HeadTeacher(NamedTuple):
 
 
 class TopTeacher(NamedTuple):
-    """The likeliest ids of a teacher, `ids[tokens top]`, and `logprobs[tokens top]` in nats of its logits, T = 1.
+    """The most likely ids of a teacher, `ids[tokens top]`, and `logprobs[tokens top]` in nats of its logits, T = 1.
 
     All other ids are one outcome, of either distribution (the "ghost token" of Anshumann et al., arXiv:2503.16870):
     a divergence of such is at most that of the whole distributions, and equal where the ratio q / p of the others is

@@ -4,10 +4,11 @@ Each mechanism alone, every pair, compositions of three and more, of a dense mod
 documents, padding and tied embeddings in all. `parity.py` compares, `mechanisms.py` has the layouts.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from mechanisms import DENSE, FIELDS_3D, OF_EXPERTS, ORDER, HostLayout, X, Z, combined, described, joined, pairs
 from parity import Problem, check, check_in_a_process, num_devices, once_each
@@ -17,7 +18,7 @@ from axon.nn import Rope, Routing
 from axon.nn.amax import RecordAmax
 from axon.nn.lora import LoRA
 from axon.precision import MXFP8, FP8Block, FP8Current, FP8Delayed, Int8, Precision, Recipe
-from axon.train.distillation import Distillation
+from axon.train.distillation import TEACHER_IDS, TEACHER_LOGPROBS, Distillation, TopDistillation
 from axon.train.masked import MaskedToken
 from axon.train.objective import MultiToken
 from axon.train.spans import SpanCorruption
@@ -51,6 +52,20 @@ DENSE_MODEL = Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)
 TEACHER = Llama(**SIZES | {"embed": 48}, layers=1, kv_heads=4, mlp=64)
 
 
+@dataclass(frozen=True)
+class Taught(Problem):
+    """Batches that have a teacher's likeliest ids."""
+
+    def batches(self, rng: np.random.Generator, packed_batch: Any) -> list[Any]:
+        shape, top, vocab = (self.sequences, self.seq), self.objective.top, self.model.vocab
+        found = super().batches(rng, packed_batch)
+        for batch in found:
+            every = np.broadcast_to(np.arange(vocab, dtype=np.int32), (*shape, vocab))
+            batch[TEACHER_IDS] = rng.permuted(every, axis=-1)[..., :top]
+            batch[TEACHER_LOGPROBS] = np.float32(np.log(rng.dirichlet(np.ones(top + 1), shape)[..., :top]))
+        return found
+
+
 def rounded(recipe: Recipe, tolerance: float = 0.02) -> Problem:
     """The dense model by a recipe. What differs by a rounding of float32 may round to its other neighbour in 8 bits, of
     e5m2 a quarter off: on one device alone, parameters moved by one last place (6e-8 of each) moved a gradient by up to
@@ -73,6 +88,7 @@ PROBLEMS = {
     "distilled": Problem(
         DENSE_MODEL, Distillation(2.0, divergence="reverse", next_token=0.5), steps=3, references={"teacher": TEACHER}
     ),
+    "taught": Taught(DENSE_MODEL, TopDistillation(5, divergence="jensen_shannon", next_token=0.5), steps=3),
     "adapted experts": Problem(EXPERTS, transforms=(LORA,), steps=3, execution=ROUNDS),
     "DoRA of experts": Problem(EXPERTS, transforms=(DORA,), steps=3, execution=ROUNDS),
     "experts": Problem(EXPERTS, steps=3, execution=ROUNDS),
@@ -255,6 +271,7 @@ FULL = [
     *of("recorded", ("zero 3", "sequence", "ring"), ("zero 2", "three-dimensional", "microbatches")),
     *of("recorded experts", *OF_SEVERAL_KINDS[:5]),
     *of("distilled", COMPOSITIONS[1], ("context", "microbatches"), ("zero 3", "tensor", "microbatches")),
+    *of("taught", ("pipeline", "zero 3", "overlap"), ("interleaved", "tensor"), ("zero 3", "sequence", "ring")),
     *of("int8", ("pipeline", "zero 3"), ("zero 3", "tensor", "microbatches"), ("zero 3", "sequence", "ring")),
     *of("FP8 current", ("zero 3", "sequence", "context"), ("zero 2", "three-dimensional", "microbatches")),
     *of("FP8 delayed", ("pipeline", "zero 3"), ("zero 3", "tensor", "microbatches")),

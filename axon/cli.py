@@ -149,21 +149,24 @@ def evaluate(
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Positions of a task's sequences; by default as in training.")
     ] = None,
+    before: Annotated[
+        bool, typer.Option("--before", help="Tasks of what the run started from, or the model without --adapter, too.")
+    ] = False,
     adapter: Adapter = None,
     json_: Json = False,
 ) -> None:
     """Loss and bits per byte of a trained model, on its held-out text or on any source; or tasks of lm-eval.
 
-    Example: `axon eval runs/quickstart --source ~/notes`, `axon eval hf:Qwen/Qwen3-0.6B --tasks arc_easy,piqa`
+    Example: `axon eval runs/quickstart --source ~/notes`, `axon eval runs/tuned --tasks arc_easy,piqa --before`
     """
     if tasks is not None:
         if source is not None or batches is not None:
             raise UserError("--tasks says what to evaluate on; leave out --source and --batches")
         options = {"folder": task_folder, "limit": limit, "max_length": max_length, "adapter": adapter}
-        _evaluate_tasks(run_dir, tasks, json_, **options)
+        _evaluate_tasks(run_dir, tasks, json_, before, **options)
         return
-    if task_folder is not None or limit is not None or max_length is not None:
-        raise UserError("--task-folder, --limit and --max-length are for --tasks")
+    if before or task_folder is not None or limit is not None or max_length is not None:
+        raise UserError("--task-folder, --limit, --max-length and --before are for --tasks")
     import json
 
     from axon.run.inspect import evaluate_run
@@ -172,16 +175,18 @@ def evaluate(
     typer.echo(json.dumps(found.metrics() | {"unit": found.unit, "count": found.count}) if json_ else str(found))
 
 
-def _evaluate_tasks(run_dir: str, names: str, as_json: bool, **options: Any) -> None:
+def _evaluate_tasks(run_dir: str, names: str, as_json: bool, before: bool, **options: Any) -> None:
     import json
 
+    from axon.run.task_change import change_table, evaluate_before_and_after
     from axon.run.tasks import evaluate_tasks, table
 
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise UserError("--tasks names no task; expected NAME,NAME…, as --tasks arc_easy,piqa")
-    found = evaluate_tasks(run_dir, wanted, _say, **options)
-    for line in [json.dumps(found)] if as_json else table(found["results"]):
+    found = (evaluate_before_and_after if before else evaluate_tasks)(run_dir, wanted, _say, **options)
+    lines = [json.dumps(found)] if as_json else change_table(found["changes"]) if before else table(found["results"])
+    for line in lines:
         typer.echo(line)
 
 

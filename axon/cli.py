@@ -17,6 +17,7 @@ from axon.commands.paths import RunDir, path
 from axon.commands.plan import plan
 from axon.commands.profile import profile as profile_command
 from axon.commands.report import report
+from axon.commands.sample import sample
 from axon.commands.serve import serve
 from axon.commands.traced import Profile, TakesProfile, steps_of
 from axon.disk import cache_folder, location
@@ -253,6 +254,7 @@ app.command()(generate)
 
 
 app.command()(serve)
+app.command()(sample)
 app.command()(report)
 app.command()(export)
 

@@ -1,11 +1,12 @@
 """Agreements between the processes of a run: which goes first, whether to stop, and that all are to do the same."""
 
 import json
+import pickle
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from axon.fields import changed
 from axon.launch import key_value
 from axon.launch.key_value import ProcessesError
 from axon.launch.signals import Interrupted, Interrupts
+
+T = TypeVar("T")
 
 
 def largest(value: int) -> Any:
@@ -30,7 +33,7 @@ def largest(value: int) -> Any:
 def _finder() -> tuple[NamedSharding, Any]:
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([firsts[index] for index in sorted(firsts)]), ("process",), axis_types=(AxisType.Auto,))
-    find = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    find = jax.jit(partial(jnp.max, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
     return NamedSharding(mesh, PartitionSpec("process")), find
 
 
@@ -77,6 +80,22 @@ def from_process_0(what: str, make: Callable[[], Any]) -> Any:
     value = json.loads(key_value.wait(f"{key}/value"))
     key_value.put(f"{key}/read/{index}", "")
     return value
+
+
+def object_from_process_0(what: str, make: Callable[[], T]) -> T:
+    """As `from_process_0`, of any object that can be pickled, and of any size."""
+    if key_value.processes()[1] == 1:
+        return make()
+    made: list[bytes] = []
+
+    def size() -> int:
+        made.append(pickle.dumps(make()))
+        return len(made[0])
+
+    count = from_process_0(what, size)
+    own = np.frombuffer(made[0], np.uint8) if made else np.zeros(count, np.uint8)
+    split, find = _finder()
+    return pickle.loads(np.asarray(find(jax.make_array_from_process_local_data(split, own[None]))).tobytes())
 
 
 class AgreedStop:

@@ -1,4 +1,5 @@
-"""`Worker`, an object in a process of its own: one that dies or hangs costs the call that it is at."""
+"""`Worker`, an object in a process of its own, and `Joined`, one in a process that someone else has started: one that
+dies or hangs costs the call that it is at."""
 
 import os
 import pickle
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -23,41 +25,32 @@ class WorkerError(Exception):
     """The process has died, or was ended since it took too long."""
 
 
-class Worker:
-    """An object whose methods run in a process of its own, one call after the other.
-
-    The process is started anew, not forked, and imports what the object needs. It has a group of its own, so that a
-    Ctrl-C is not its, and is killed with all that it started. It ends when this process does, however it ends.
+class Remote(ABC):
+    """An object whose methods run in another process, one call after the other.
 
     Args:
-        make: returns the object; called there, so that it can be pickled: no class or function of `__main__`.
-        environ: variables of the process besides those of this one.
+        connection: with that process. make: returns the object; called there, so that it can be pickled: no class or
+            function of `__main__`.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        environ: Mapping[str, str] = MappingProxyType({}),
-    ):
-        here, there = socket.socketpair()
-        with there:
-            path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "axon.launch.worker", str(there.fileno())],
-                env={**os.environ, "PYTHONPATH": path, **environ},
-                stdin=subprocess.DEVNULL,
-                pass_fds=(there.fileno(),),
-                process_group=0,
-            )
-        self._connection, self._make = Connection(here.detach()), make
+    def __init__(self, connection: Connection, make: Callable[[], Any]):
+        self._connection, self._make = connection, make
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    @abstractmethod
+    def alive(self) -> bool: ...
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    @abstractmethod
+    def kill(self) -> None:
+        """End the process; any thread may, and a call that waits then raises."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it as `kill`, and give back what it had here; in the thread that calls it."""
+
+    @abstractmethod
+    def _ended(self) -> str:
+        """How the process ended, which is closed, for messages."""
 
     def call(self, method: str, *args: Any, limit: float) -> Any:
         """What a method returns or raises; at first what `make` raises, for which there are `START_SECONDS`. Raises
@@ -67,6 +60,56 @@ class Worker:
             self._make = None
         return self._answer((method, args), limit)
 
+    def _answer(self, message: Any, limit: float) -> Any:
+        try:
+            self._connection.send(message)
+            answered = self._connection.poll(limit)
+            value, error = self._connection.recv() if answered else (None, None)
+        except (EOFError, OSError):
+            self.close()
+            raise WorkerError(self._ended()) from None
+        if not answered:
+            self.close()
+            raise TimeoutError(f"not done after {limit:g} seconds")
+        if error is not None:
+            raise error
+        return value
+
+
+class Worker(Remote):
+    """An object in a process that is started for it.
+
+    The process is started anew, not forked, and imports what the object needs. It has a group of its own, so that a
+    Ctrl-C is not its, and is killed with all that it started. It ends when this process does, however it ends.
+
+    Args:
+        make: see `Remote`. environ: variables of the process besides those of this one.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ):
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                command(there.fileno()),
+                env={**os.environ, "PYTHONPATH": python_path(), **environ},
+                stdin=subprocess.DEVNULL,
+                pass_fds=(there.fileno(),),
+                process_group=0,
+            )
+        super().__init__(Connection(here.detach()), make)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """End the process and all that it has started; any thread may, and a call that waits then raises."""
         if self._process.returncode is None:
@@ -74,25 +117,52 @@ class Worker:
                 os.killpg(self.pid, signal.SIGKILL)  # before it is waited for: until then its number is its own
 
     def close(self) -> None:
-        """End it as `kill`, and give back what it had here; in the thread that calls it."""
         self.kill()
         self._process.wait()
         self._connection.close()
 
-    def _answer(self, message: Any, limit: float) -> Any:
-        try:
-            self._connection.send(message)
-            answered = self._connection.poll(limit)
-            value, error = self._connection.recv() if answered else (None, None)
-        except (EOFError, ConnectionError):
-            self.close()
-            raise WorkerError(f"its process (pid {self.pid}) {how_ended(self._process.returncode)}") from None
-        if not answered:
-            self.close()
-            raise TimeoutError(f"not done after {limit:g} seconds")
-        if error is not None:
-            raise error
-        return value
+    def _ended(self) -> str:
+        return f"its process (pid {self.pid}) {how_ended(self._process.returncode)}"
+
+
+class Joined(Remote):
+    """An object in a process that has joined over the network, and ends with the connection.
+
+    Args:
+        make: see `Remote`. name: of the process, for messages.
+    """
+
+    def __init__(self, connection: Connection, make: Callable[[], Any], name: str):
+        super().__init__(connection, make)
+        self._socket, self._name = socket.socket(fileno=os.dup(connection.fileno())), name
+        self._open = True
+
+    @property
+    def alive(self) -> bool:
+        return self._open and not self._connection.poll(0)  # between two calls it has nothing to say but its end
+
+    def kill(self) -> None:
+        self._open = False
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.kill()
+        self._socket.close()
+        self._connection.close()
+
+    def _ended(self) -> str:
+        return f"the process on {self._name} has left"
+
+
+def command(descriptor: int) -> list[str]:
+    """What serves a `Remote` by the connection that an open file is."""
+    return [sys.executable, "-P", "-m", "axon.launch.worker", str(descriptor)]
+
+
+def python_path() -> str:
+    """The folders in which this process finds modules, for the environment of another."""
+    return os.pathsep.join(folder or os.getcwd() for folder in sys.path)
 
 
 def how_ended(code: int) -> str:

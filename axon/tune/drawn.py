@@ -2,9 +2,10 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,20 @@ class Drawn:
         with np.load(io.BytesIO(base64.b64decode(saved["arrays"])), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return cls(saved["number"], saved["step"], arrays, saved["metrics"])
+
+
+class Later:
+    """A batch that is made when it is first asked for, by all processes of a run together."""
+
+    def __init__(self, make: Callable[[], Drawn]):
+        self._make = make
+
+    def result(self) -> Drawn:
+        return self._made
+
+    @cached_property
+    def _made(self) -> Drawn:
+        return self._make()
 
 
 def done(drawn: Drawn) -> Future[Drawn]:

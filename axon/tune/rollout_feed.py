@@ -14,7 +14,7 @@ from axon.data.feed import Batch, Feed, FeedContext
 from axon.errors import Unavailable
 from axon.train.state import State
 from axon.tune import packing
-from axon.tune.drawn import Drawn, done
+from axon.tune.drawn import Drawn, Later, done
 from axon.tune.estimator import Estimator
 from axon.tune.policy_sampler import PolicySampler
 from axon.tune.prompts import PromptOrder
@@ -41,7 +41,8 @@ class RolloutFeed(Feed):
         self._context, self._order, self._sampler = context, order, sampler
         self._selection, self._estimator = selection, estimator
         self._redraws, self._staleness = redraws, staleness
-        self._pending, self._metrics = deque(self._restored()), {}
+        self._pending: deque[Future[Drawn] | Later] = deque(self._restored())
+        self._metrics: Mapping[str, float] = {}
         self._numbers = islice(context.numbers(), len(self._pending), None)
         self._rewarding = ThreadPoolExecutor(1)
 
@@ -76,21 +77,25 @@ class RolloutFeed(Feed):
         if [one.number for one in waiting] == [*islice(self._context.numbers(), len(waiting))]:
             yield from map(done, waiting)
 
-    def _begin(self, state: State, number: int) -> Future[Drawn]:
+    def _begin(self, state: State, number: int) -> Future[Drawn] | Later:
         """Batch `number`, sampled by the state's weights. Its rewards are asked in a thread, unless redraws or what the
-        objective estimates by these weights wait for them, or other processes, with which they are shared, or the
-        devices compute some."""
+        objective estimates by these weights wait for them, or the devices compute some; and of several processes, which
+        share them, when the batch is trained on."""
         prompts = self._order.batch(number)
         ask, made = self._sampler(state, number, prompts), partial(self._drawn, state, int(state.step), number)
         if self._waits:
             return done(made(*self._redrawn(state, number, ask())))
-        return self._rewarding.submit(lambda: made(ask(), np.arange(len(prompts))))
+
+        def rewarded() -> Drawn:
+            return made(ask(), np.arange(len(prompts)))
+
+        return self._rewarding.submit(rewarded) if jax.process_count() == 1 else Later(rewarded)
 
     @property
     def _waits(self) -> bool:
         """Whether a batch is scored before the step that runs beside it."""
         asks_before = self._context.objective.asks_before or self._sampler.scores_on_devices
-        return self._redraws > 0 or asks_before or jax.process_count() > 1
+        return self._redraws > 0 or asks_before
 
     def _redrawn(self, state: State, number: int, rollout: Rollout) -> tuple[Rollout, np.ndarray]:
         """All that is drawn for batch `number`, after these prompts, and which of its prompts the batch is of."""

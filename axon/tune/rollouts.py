@@ -231,10 +231,12 @@ class PreparedRollouts(FedCorpus):
                 f"Train.data = Rollouts(…) is for an axon.nn.LanguageModel, which continues its prompt; "
                 f"{type(model).__name__}.build() gives a {type(module).__name__}: set Train.data to @Data()"
             )
-        if self.config.environment is not None and jax.process_count() > 1:
+        alone = jax.process_count() == 1 or self.config.samplers is not None
+        if self.config.environment is not None and not alone:
             raise UserError(
                 f"Rollouts.environment is set, and the run has {jax.process_count()} processes, which would not all "
-                "see the same episodes: start it in one process, or leave the environment out"
+                "see the same episodes: set Rollouts.samplers = @Samplers(), start it in one process, or leave the "
+                "environment out"
             )
         if self.config.samplers is not None:
             self.config.samplers.check(jax.default_backend())
@@ -265,9 +267,9 @@ class PreparedRollouts(FedCorpus):
         by = config.layout, self.tokenizer, capacity_for(runtime.module, most)
         if config.samplers is None:
             return EnginePlayer(PolicyEngine(runtime, *by), runner)
-        folder = Path(mkdtemp()) if context.folder is None else context.folder / "weights"
+        folder = Path(mkdtemp()) if context.folder is None else (context.folder / "weights").resolve()
         versions = WeightVersions(folder, runtime, config.staleness + 2)
-        setup = SamplerSetup.of(versions.directory, runtime, *by, runner)
+        setup = SamplerSetup.of(folder, runtime, *by, runner)
         return SamplerProcesses(config.samplers, setup, versions, config.samples, context.report)
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:

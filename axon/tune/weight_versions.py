@@ -5,9 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
+import jax
+
 from axon.axes.array_spec import Specs
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.checkpoint.ownership import remove
+from axon.launch.agree import process_0_first
 from axon.runtime import Runtime, nested
 from axon.train.state import State
 
@@ -21,7 +24,8 @@ class WeightVersions:
 
     def __init__(self, directory: Path, runtime: Runtime, keep: int):
         self.directory, self._specs, self._step = directory, _specs(runtime), -1
-        self._delete()
+        with process_0_first("weights"):
+            self._delete()
         self._store, self._writing = Store(directory, Checkpoints(keep=keep)), Lock()
 
     def publish(self, state: State) -> int:
@@ -44,6 +48,8 @@ class WeightVersions:
         self._delete()
 
     def _delete(self) -> None:
+        if jax.process_index() > 0:
+            return
         for step in Reader(self.directory).steps():
             remove(self.directory / str(step))
         with suppress(OSError):  # it is not there, or has what is not ours

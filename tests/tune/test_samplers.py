@@ -1,5 +1,8 @@
 """Processes that sample a run's answers: the same batches as without, however one of them ends."""
 
+import subprocess
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import jax
@@ -80,6 +83,45 @@ def test_answers_that_kill_every_process_end_the_run(made, playing, begun, rng, 
     with pytest.raises(UserError, match=r"sampler 0: .*SIGKILL: so did the 2 before it, with the same 8 answers"):
         drawn(made, replace(playing.data, environment=environment, samplers=Samplers()), [begun(made, rng)])
     assert samplers.ATTEMPTS == 3
+
+
+# ---- processes that join ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def joining(folder, count):
+    """So many of `axon sample`, and the files of what they say."""
+    logs = [folder.with_name(f"sampler{number}.log") for number in range(count)]
+    command = [sys.executable, "-u", "-m", "axon", "sample", str(folder)]
+    started = [subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT) for log in logs]
+    try:
+        yield started, logs
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.full
+def test_processes_that_join_sample_what_the_run_would_also_where_one_is_killed(made, playing, begun, rng, tmp_path):
+    """They are there before the run; one dies in its episodes, and comes again; at the end of the run they end."""
+    states = [replace(begun(made, rng), step=np.int32(step)) for step in (3, 4)]
+    expected, _ = drawn(made, playing.data, states)
+    environment, own = Fatal(file=str(tmp_path / "died")), Samplers(processes=2, address="127.0.0.1:0", limit=120)
+    data, folder = replace(playing.data, environment=environment, samplers=own), tmp_path / "run"
+    folder.mkdir()
+    with joining(folder, 2) as (started, logs):
+        found, lines = drawn(made, data, states, folder)
+        assert [process.wait(30) for process in started] == [0, 0]
+    for (batch, metrics), (other, others) in zip(found, expected, strict=True):
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
+        assert metrics == others
+    assert any("the process on 127.0.0.1 has left; its 4 answers are sampled again" in line for line in lines), lines
+    said = [log.read_text() for log in logs]
+    assert all("joined 127.0.0.1:" in one and "the run has ended" in one for one in said), said
+    assert any("was killed by SIGKILL" in one for one in said)
+    assert list(folder.iterdir()) == []
 
 
 def test_devices_that_samplers_cannot_have_are_told_with_the_remedy(monkeypatch):

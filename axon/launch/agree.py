@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from axon.errors import Unavailable
 from axon.fields import changed
 from axon.launch import key_value
 from axon.launch.key_value import ProcessesError
@@ -83,19 +84,27 @@ def from_process_0(what: str, make: Callable[[], Any]) -> Any:
 
 
 def object_from_process_0(what: str, make: Callable[[], T]) -> T:
-    """As `from_process_0`, of any object that can be pickled, and of any size."""
+    """As `from_process_0`, of any object that can be pickled, and of any size. What `make` raises as `Unavailable` is
+    raised in all processes."""
     if key_value.processes()[1] == 1:
         return make()
     made: list[bytes] = []
 
     def size() -> int:
-        made.append(pickle.dumps(make()))
+        try:
+            made.append(pickle.dumps((make(), None)))
+        except Unavailable as error:
+            made.append(pickle.dumps((None, error)))
         return len(made[0])
 
     count = from_process_0(what, size)
     own = np.frombuffer(made[0], np.uint8) if made else np.zeros(count, np.uint8)
     split, find = _finder()
-    return pickle.loads(np.asarray(find(jax.make_array_from_process_local_data(split, own[None]))).tobytes())
+    both = find(jax.make_array_from_process_local_data(split, own[None]))
+    value, error = pickle.loads(np.asarray(both).tobytes())
+    if error is not None:
+        raise error
+    return value
 
 
 class AgreedStop:

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import time
@@ -16,7 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from axon.errors import UserError
+from axon.errors import Unavailable, UserError
 from axon.foreign_json import COUNT, TEXT, read_field, read_json
 from axon.launch.worker import Joined, command, how_ended, python_path
 
@@ -50,11 +49,12 @@ class Lobby:
         Thread(target=self._accept, daemon=True).start()
 
     def next(self, make: Callable[[], Any], limit: float) -> Joined:
-        """The next process that joins, with an object that `make` returns there. Raises `TimeoutError`."""
+        """The next process that joins, with an object that `make` returns there. Raises `Unavailable` after `limit`
+        seconds."""
         try:
             connection, name = self._waiting.get(timeout=limit)
         except Empty:
-            raise TimeoutError(f"no process has joined {self.address} for {limit:g} seconds") from None
+            raise Unavailable(f"no process has joined {self.address} for {limit:g} seconds, by {self._file}") from None
         return Joined(connection, make, name)
 
     def close(self) -> None:
@@ -101,23 +101,27 @@ def join(file: Path, report: Callable[[str], None]) -> None:
         report(f"joined {lobby['host']}:{lobby['port']}")
         with connection:
             process = _served(connection, lobby["path"])
-        report(f"left: its process {how_ended(process)}")
-        time.sleep(PAUSE)
+        if file.exists():
+            report(f"left: its process {how_ended(process)}")
+            time.sleep(PAUSE)
     report(f"{file} is gone: the run has ended")
 
 
 def _served(connection: Connection, path: str) -> int:
-    """The exit code of the process that serves by a connection; it ends with this one. path: folders in which modules
-    of whoever asks are looked for, after those of this process."""
+    """The exit code of the process that serves by a connection; it ends with this one, however that ends. path: folders
+    in which modules of whoever asks are looked for, after those of this process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), path))}
-    files = {"pass_fds": (connection.fileno(),), "stdin": subprocess.DEVNULL}
-    process = subprocess.Popen(command(connection.fileno()), env=environment, process_group=0, **files)
+    theirs, ours = os.pipe()
+    files = connection.fileno(), theirs
+    process = subprocess.Popen(
+        command(*files), env=environment, process_group=0, pass_fds=files, stdin=subprocess.DEVNULL
+    )
+    os.close(theirs)
     connection.close()
     try:
         return process.wait()
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        os.close(ours)
         process.wait()
 
 

@@ -155,9 +155,9 @@ class Joined(Remote):
         return f"the process on {self._name} has left"
 
 
-def command(descriptor: int) -> list[str]:
-    """What serves a `Remote` by the connection that an open file is."""
-    return [sys.executable, "-P", "-m", "axon.launch.worker", str(descriptor)]
+def command(connection: int, *until: int) -> list[str]:
+    """What serves a `Remote` by the connection that an open file is, and ends with the pipe `until`, if any."""
+    return [sys.executable, "-P", "-m", "axon.launch.worker", *map(str, (connection, *until))]
 
 
 def python_path() -> str:
@@ -207,7 +207,15 @@ def portable(error: BaseException) -> Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
+def _end_with(pipe: int) -> None:
+    os.read(pipe, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
-    _serve(Connection(descriptor))
+    descriptors = [int(one) for one in sys.argv[1:]]
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    for pipe in descriptors[1:]:
+        Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    _serve(Connection(descriptors[0]))

@@ -63,8 +63,9 @@ class AdaptedWeight(Operand):
         return Matrix(axes.stored_array(self.base, "experts"), bias=bias, low=low)
 
     def looked_up(self, ids: Array, look_up: LookUp) -> Array:
-        rows, table = "batch seq.residual", self.axes[1]
-        low = einsum(f"{rows} rank, rank {table} -> {rows} {table}", look_up(self.a, ids), self.b)
+        rows, table = ("batch", "seq.residual"), self.axes[1]
+        narrow = self._own((*rows, "rank"), look_up(self.a, ids))
+        low = einsum(product_pattern((*rows, "rank"), ("rank", table), (*rows, table)), narrow, self.b)
         return look_up(self.base, ids) + self.scale * low
 
     def whole(self) -> Array:

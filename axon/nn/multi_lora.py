@@ -1,22 +1,26 @@
 """Many LoRA adapters beside one base, each position of a batch with its own: for serving."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from axon import axes
-from axon.axes import Names, einsum, strip_roles
+from axon.axes import Names, base, einsum, shard, strip_roles
 from axon.axes.contraction import broadcast_to_axes
 from axon.axes.patterns import Contraction
 from axon.errors import UserError
 from axon.nn.adapted_weight import GROUPS, AdaptedWeight
 from axon.nn.param import Param, ParamSpec
 from axon.nn.quantized import quantized_format
-from axon.nn.weight_transform import Operand, Weight, WeightTransform
+from axon.nn.weight_transform import LookUp, Operand, Weight, WeightTransform
+from axon.parallel.expert import Matrix
 from axon.path_patterns import Patterns
+
+POSITION = "batch", "seq", "rank"
+"""The axes of `axon.axes.own_ranks`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class MultiLoRA(WeightTransform):
 
     Args:
         rank: of all adapters together. dtype: of both factors, and of W unless another transform has made it.
-        paths: as of `LoRA`; never experts' matrices.
+        paths: as of `LoRA`, but that experts' matrices are not among those by default.
     """
 
     rank: int
@@ -36,7 +40,7 @@ class MultiLoRA(WeightTransform):
     paths: Patterns | None = None
 
     def fits(self, path: str, spec: ParamSpec) -> bool:
-        return super().fits(path, spec) and not set(GROUPS) & set(spec.own)
+        return super().fits(path, spec) and not (self.paths is None and set(GROUPS) & set(spec.own))
 
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
         if weight is declared:
@@ -62,20 +66,39 @@ class MultiAdaptedWeight(AdaptedWeight):
             return einsum(contraction.text, x, self.base)
         return super().contract(contraction, x)
 
+    def grouped(self, bias: Any) -> Matrix:
+        found = super().grouped(bias)
+        return replace(found, low=None) if _own_ranks() is None else found
+
+    def looked_up(self, ids: Array, look_up: LookUp) -> Array:
+        return look_up(self.base, ids) if _own_ranks() is None else super().looked_up(ids, look_up)
+
+    def whole(self) -> Array:
+        """Refused: there is one for each adapter."""
+        raise self._unusable("multiplied as a whole, for all adapters at once")
+
     def _own(self, names: Names, narrow: Array) -> Array:
-        where = "batch", "seq", "rank"
-        if not {*where} <= {*strip_roles(names)}:
+        where = tuple(name for name in names if base(name) in POSITION)
+        if strip_roles(where) != POSITION:
             raise UserError(
                 f"a weight of {' '.join(self.axes)} is multiplied with what has the axes {' '.join(names)}, and an "
                 "adapter belongs to a position of `batch seq`: merge the adapter into the model instead"
             )
-        return jnp.where(broadcast_to_axes(_own_ranks(), where, strip_roles(names)), narrow, 0)
+        own = shard(_own_ranks(), " ".join(where))
+        return jnp.where(broadcast_to_axes(own, POSITION, strip_roles(names)), narrow, 0)
 
 
-def room_for(rank: int, weights: Any, compute: Any) -> tuple[MultiLoRA, ...]:
-    """The transform that gives adapters of rank `rank` room, all together; none for 0. `weights`: the dtype in which a
-    runtime stores its parameters, see `axon.runtime.Runtime`; compute: that of its arithmetic."""
-    return (MultiLoRA(rank, compute if quantized_format(weights) else weights),) * bool(rank)
+class Room(NamedTuple):
+    """What there is room for beside a model: the `rank` of all adapters together; `paths` as of `MultiLoRA`."""
+
+    rank: int = 0
+    paths: Patterns | None = None
+
+
+def room_for(room: Room, weights: Any, compute: Any) -> tuple[MultiLoRA, ...]:
+    """The transform that gives adapters their room; none for rank 0. `weights`: the dtype in which a runtime stores its
+    parameters, see `axon.runtime.Runtime`; compute: that of its arithmetic."""
+    return (MultiLoRA(room.rank, compute if quantized_format(weights) else weights, room.paths),) * bool(room.rank)
 
 
 def _own_ranks() -> Any:

@@ -18,7 +18,9 @@ from axon.checks import check_range
 from axon.disk import as_path
 from axon.errors import UserError
 from axon.model_config import vocab_of
+from axon.nn import parameters
 from axon.nn.lora import LoRA
+from axon.nn.multi_lora import MultiLoRA, Room
 from axon.run.adapter import factor_specs, lora_of, lora_of_run, read_factors
 from axon.run.folder import RunFolder
 from axon.run.trained import PARAMETERS, Report, Trained, TrainedHub, TrainedRun
@@ -95,13 +97,17 @@ class ServedAdapters:
         if self.rank is not None and not (self.sources or self.load_more):
             raise UserError(f"{ROOM} {self.rank} is for adapters: give --adapter NAME=PATH or --load-adapters, too")
 
-    def room(self, model: str, trained: Trained) -> int:
-        """The rank that there is room for. Raises `UserError` for what is no adapter of a model, and for one with its
-        name, `model`."""
+    def room(self, model: str, trained: Trained) -> Room:
+        """What there is room for: beside what any adapter may be of, what those of `sources` are of. Raises `UserError`
+        for what is no adapter of a model, and for one with its name, `model`."""
         if model in self.sources:
             raise UserError(f"--adapter {model}={self.sources[model]} has the name of the model; give it another")
-        own = sum(adapter_beside(source, trained).lora.rank for source in self.sources.values())
-        return own + LOADED * self.load_more if self.rank is None else self.rank
+        own = [adapter_beside(source, trained).lora for source in self.sources.values()]
+        weights = parameters(trained.train.model.build())
+        rank = sum(lora.rank for lora in own) + LOADED * self.load_more if self.rank is None else self.rank
+        default = {path for path, spec in weights.items() if MultiLoRA(rank, None).fits(path, spec)}
+        named = {path for path, spec in weights.items() if any(lora.fits(path, spec) for lora in own)}
+        return Room(rank, None if named <= default else tuple(sorted(default | named)))
 
     def load(self, engine: Engine | Replicas, read: Callable[[str], Adapter], report: Report) -> None:
         """Have an engine of the model serve them."""

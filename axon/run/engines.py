@@ -11,7 +11,7 @@ from axon.config import load
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout, first_devices
-from axon.nn.multi_lora import room_for
+from axon.nn.multi_lora import Room, room_for
 from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
@@ -41,13 +41,13 @@ def engine_of(
     tokenizer: Tokenizer,
     report: Report,
     weights: str | None = None,
-    rank: int = 0,
+    room: Room = Room(),
 ) -> Engine | Replicas:
-    """See `axon.run.serve_run.serve_run`. `capacity`: of each engine. `rank`: of all adapters together.
+    """See `axon.run.serve_run.serve_run`. `capacity`: of each engine. `room`: of adapters.
     Raises `UserError` for a model that writes no text, and for a draft model of another tokenizer."""
     check_writes(trained.train.model.build())
     own = _shares(trained, layout, report)
-    models = _copies(trained, own, weights, report, _with_block(trained) if draft == MULTI_TOKEN else None, rank)
+    models = _copies(trained, own, weights, report, _with_block(trained) if draft == MULTI_TOKEN else None, room)
     drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, weights, report)
     engines = [
         Engine(*model, tokenizer=tokenizer, capacity=capacity, drafter=drafter)
@@ -96,10 +96,15 @@ def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share
 
 
 def _copies(
-    trained: Trained, own: Sequence[Share], weights: str | None, report: Report, model: Any = None, rank: int = 0
+    trained: Trained,
+    own: Sequence[Share],
+    weights: str | None,
+    report: Report,
+    model: Any = None,
+    room: Room = Room(),
 ) -> list[tuple[Runtime, Any, Any]]:
     """For each share its runtime, parameters and variables; what is stored is read once. `model`: instead of the run's,
-    with more of what is stored. `rank`: of the adapters that have room beside, all together."""
+    with more of what is stored. `room`: of adapters beside."""
     train = trained.train
     compute = train.precision.compute_dtype(own[0][1][0].platform)
     dtype = weights or compute  # each step reads all, as they are used
@@ -110,7 +115,7 @@ def _copies(
             precision=train.precision,
             weights=dtype,
             devices=devices,
-            transforms=room_for(rank, dtype, compute),
+            transforms=room_for(room, dtype, compute),
         )
         for layout, devices in own
     ]

@@ -7,7 +7,7 @@ from axon.axes import Execution
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.layout import Layout, Placement
-from axon.nn.multi_lora import room_for
+from axon.nn.multi_lora import Room, room_for
 from axon.precision import Precision
 from axon.run.tree import Model
 from axon.runtime import Runtime
@@ -58,6 +58,6 @@ def serving_program(serve: Serve, placement: Placement | None = None) -> Serving
     compute = serve.precision.compute_dtype(placement.platform)
     dtype = compute if serve.weights == "auto" else serve.weights
     options = {"precision": serve.precision, "execution": serve.execution, "placement": placement}
-    transforms = room_for(serve.adapter_rank, dtype, compute)
+    transforms = room_for(Room(serve.adapter_rank), dtype, compute)
     runtime = Runtime(serve.model, serve.layout, weights=dtype, transforms=transforms, **options)
     return ServingProgram(runtime, serve.capacity, multi_token=serve.draft == "mtp")

@@ -129,7 +129,8 @@ class Adapters:
                 weight, known = path.rpartition("/")[0], sorted({one.rpartition("/")[0] for one in self._paths})
                 raise UserError(
                     f"the adapter {name!r} adapts {weight}, which none that is served beside others may: these are "
-                    f"{', '.join(known) or 'none'}. Merge it instead: axon serve hf:ADAPTER"
+                    f"{', '.join(known) or 'none'}. Experts' matrices, tables and heads are where an adapter of them "
+                    "is named as the server starts, --adapter NAME=PATH; else merge it: axon serve hf:ADAPTER"
                 )
             spec = self._runtime.parameters[path]
             wanted = tuple(adapter.rank if axis == "rank" else n for axis, n in zip(spec.axes, spec.shape, strict=True))

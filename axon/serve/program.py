@@ -145,13 +145,11 @@ class ServingProgram:
         """What a decode step has to read of each device's memory: the weights, but of a table of embeddings the rows of
         its tokens alone; of a multi-token block that guesses also the head's once more, of one that does not, none; of
         an encoder none; and `cached_bytes`."""
-        size, parameters = self.runtime.placement.bytes_per_device, self.runtime.parameters
-        table, tied = size(parameters["embedding/table"]), self.runtime.module.tied
-        mtp, encoder = (
-            sum(size(spec) for path, spec in parameters.items() if path.startswith(f"{part}/"))
-            for part in ("mtp", "encoder")
+        size, tied = self.runtime.placement.bytes_per_device, self.runtime.module.tied
+        table, head, mtp, encoder = (
+            sum(size(spec) for path, spec in self.runtime.parameters.items() if f"{path}/".startswith(f"{part}/"))
+            for part in ("embedding/table", "embedding/table" if tied else "head", "mtp", "encoder")
         )
-        head = table if tied else size(parameters["head"])
         read = self.parameter_bytes() + self.cached_bytes() - encoder - (0 if tied else table)
         return read - mtp if self.block is None else read + head
 

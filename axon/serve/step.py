@@ -161,10 +161,11 @@ class Step:
         model: TextModel = self.runtime.bind(parameters, variables)
         known = inputs.tokens >= 0
         tokens = jnp.where(known, inputs.tokens, last[jnp.where(known, 0, -1 - inputs.tokens)])
-        with axes.valid_rows(inputs.bounds[-1]), adapters_of(inputs):
+        with axes.valid_rows(inputs.bounds[-1]), adapters_of(inputs, inputs.adapters):
             hidden, cache, _ = model.hidden(model_inputs(tokens, inputs, self.windows), cache)
         hidden = axes.shard(hidden, "batch seq embed")
-        with axes.valid_rows(jnp.sum(inputs.rows >= 0)):
+        own = None if inputs.adapters is None else inputs.adapters[inputs.rows]
+        with axes.valid_rows(jnp.sum(inputs.rows >= 0)), adapters_of(inputs, own):
             return logits_of(model, hidden[:, inputs.rows]), cache, hidden
 
 
@@ -178,11 +179,11 @@ def logits_of(model: TextModel, hidden: Array) -> Array:
     return axes.shard(model.output.logits(hidden), "batch seq vocab.whole")[0].astype(jnp.float32)
 
 
-def adapters_of(inputs: StepInputs) -> AbstractContextManager[None]:
-    """The context in which each token of a step has its own adapter."""
-    if inputs.adapters is None:
+def adapters_of(inputs: StepInputs, adapters: Array | None) -> AbstractContextManager[None]:
+    """The context in which each token of a step, or each of its rows, has its own one of the `adapters`."""
+    if adapters is None:
         return nullcontext()
-    return axes.own_ranks(axes.shard((inputs.adapters[:, None] == inputs.owners)[None], "batch seq rank"))
+    return axes.own_ranks(axes.shard((adapters[:, None] == inputs.owners)[None], "batch seq rank"))
 
 
 def model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, ...]) -> Inputs:

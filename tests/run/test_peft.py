@@ -18,8 +18,10 @@ from axon.checkpoint.huggingface.tables import table_for
 from axon.config import load
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.nn import Routing
 from axon.nn.lora import LoRA
-from axon.run import InitFrom, PeftLoRA
+from axon.nn.multi_lora import Room
+from axon.run import InitFrom, PeftLoRA, beside
 from axon.run.beside import ServedAdapters
 from axon.run.export_adapter import export_adapter
 from axon.run.inspect import evaluate_run, generate_text, logits_of
@@ -32,6 +34,7 @@ from axon.serve.capacity import Capacity
 from axon.serve.request import Request, Sampling
 from axon.train.optimizers import AdamW, Constant
 from models.gpt2 import GPT2
+from models.mixtral import Mixtral
 
 ADAPTED = {  # of the tiny Llama: outputs, inputs
     "model.layers.0.self_attn.q_proj": (32, 32),
@@ -157,7 +160,7 @@ def greedy(path, adapter=None):
 
 def test_beside_a_model_adapters_of_peft_and_of_runs_write_as_merged(peft, tuning, do, few, hub, tmp_path):
     """In one server, and alone."""
-    (one, _), (other, _) = peft(), peft(use_rslora=True)
+    (one, _), (other, _) = peft(table=True), peft(use_rslora=True)
     ran = do(tuning(other), tmp_path / "run")
     sources, capacity = {"one": str(one), "other": str(ran.folder)}, Capacity(requests=2, tokens=16, length=64)
     with few(1):
@@ -169,6 +172,23 @@ def test_beside_a_model_adapters_of_peft_and_of_runs_write_as_merged(peft, tunin
         assert found[1:] == [greedy(f"hf:{hub}", source) for source in sources.values()]
         assert len({*found}) == 3
     assert served.read_adapter is None
+
+
+MORE = {None: {"gate", "up", "down"}, "*/moe/up": {"up"}, "*/attention/*": set(), ("head", "*/q"): {"head"}}
+"""`LoRA.paths` → names of weights beside those of the layers that are no experts'."""
+
+
+@pytest.mark.parametrize("paths", MORE)
+def test_there_is_room_beside_experts_and_tables_where_an_adapter_is_of_these(paths, rng, monkeypatch):
+    rank, mixtral = int(rng.integers(1, 9)), Mixtral(64, 32, 2, 4, 2, 16, routing=Routing(8, 2))
+    monkeypatch.setattr(beside, "adapter_beside", lambda *_: SimpleNamespace(lora=LoRA(paths, rank)))
+    trained = SimpleNamespace(train=SimpleNamespace(model=mixtral))
+    found = ServedAdapters({"one": "…"}).room("base", trained)
+    assert found.rank == rank
+    assert (found.paths is None) == (not MORE[paths])
+    names = {path.rpartition("/")[2] for path in found.paths or ()}
+    assert names - {"query", "key", "value", "out"} == MORE[paths]
+    assert ServedAdapters({"one": "…"}, load_more=True, rank=40).room("base", trained) == Room(40, found.paths)
 
 
 def test_beside_a_run_an_adapter_is_evaluated_as_merged(trained, peft, tuning, do, few, tmp_path):

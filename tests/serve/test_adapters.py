@@ -5,7 +5,18 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from random_models import REPEATS, TIGHT, VOCAB, HalfRight, drawn_requests, ids_of, likeliest, made, told
+from random_models import (
+    REPEATS,
+    TIGHT,
+    VOCAB,
+    HalfRight,
+    drawn_requests,
+    full_forward_pass,
+    ids_of,
+    likeliest,
+    made,
+    told,
+)
 
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
@@ -20,18 +31,20 @@ from axon.serve.request import Request, Sampling
 from axon.serve.weights import as_stored
 from models.deepseek import DeepSeek
 from models.llama import Llama
+from models.mixtral import Mixtral
 
 pytestmark = pytest.mark.usefixtures("caches")
 
 LLAMA = Llama(VOCAB, embed=32, layers=2, heads=4, kv_heads=2, mlp=48)
 RANKS = (1, 2, 3, 4)
-ROOM = MultiLoRA(sum(RANKS) + 3, np.float32)
+ROOM = MultiLoRA(sum(RANKS) + 3, np.float32, "*")
 
 
 def with_room(parts, devices=1, **layout):
     """The runtime, parameters and variables of `parts`, with room for adapters, perhaps on another layout."""
     runtime, values, _ = parts
-    own = Runtime(runtime.model, Layout(**layout), devices=jax.devices()[:devices], transforms=[ROOM])
+    room = dataclasses.replace(ROOM, paths=tuple(path for path in runtime.parameters if "/router/" not in path))
+    own = Runtime(runtime.model, Layout(**layout), devices=jax.devices()[:devices], transforms=[room])
     places = jax.tree.map(lambda x: x.sharding, own.abstract(nested(own.declared)))
     return own, jax.device_put(jax.tree.map(np.asarray, values), places), own.initialise_variables(0)
 
@@ -54,8 +67,9 @@ def merged(values, adapter):
     flat = flattened(values)
     for path in {one.rpartition("/")[0] for one in adapter.factors}:
         a, b = (adapter.factors[f"{path}/{factor}"].astype(np.float64) for factor in "ab")
-        product = a.reshape(len(a), -1, adapter.rank) @ b.reshape(len(b), adapter.rank, -1)
-        whole = np.asarray(flat[path]) + product.reshape(flat[path].shape)
+        matrices = a.ndim + b.ndim - 2 - flat[path].ndim  # axes that count them
+        a, b = a.reshape(*a.shape[:matrices], -1, adapter.rank), b.reshape(*b.shape[:matrices], adapter.rank, -1)
+        whole = np.asarray(flat[path]) + (a @ b).reshape(flat[path].shape)
         flat[path] = jax.device_put(whole.astype(np.float32), flat[path].sharding)
     return nested(flat)
 
@@ -218,11 +232,43 @@ def test_what_is_no_adapter_of_the_model_is_refused(room, adapters, engine, rng)
         engine.load_adapter("new", Adapter(1, {path: good.factors[path] * np.nan}))
     with pytest.raises(UserError, match=path):
         engine.load_adapter("new", Adapter(2, {path: good.factors[path]}))
-    with pytest.raises(UserError, match=r"adapts embedding/table.*axon serve hf:"):
-        engine.load_adapter("new", Adapter(1, {"embedding/table/a": np.zeros((VOCAB, 1))}))
+    with pytest.raises(UserError, match=r"adapts layers/moe/up.*--adapter NAME=PATH; else merge it"):
+        engine.load_adapter("new", Adapter(1, {"layers/moe/up/a": np.zeros((2, 8, 32, 1))}))
     with pytest.raises(UserError, match=r"of rnak.*Did you mean 'of rank"):
         engine.submit(Request((1, 2), adapter="of rnak 1"))
     assert engine.adapters == tuple(adapters)
+
+
+MIXTRAL = Mixtral(VOCAB, embed=32, layers=2, heads=4, kv_heads=2, mlp=16, routing=Routing(8, 2))
+TIED = dataclasses.replace(LLAMA, tied=True)
+SPLIT = {"mesh": {"expert": 2, "tensor": 2}, "rows": sequence_parallel()}
+
+
+@pytest.mark.few(model=[LLAMA])
+@pytest.mark.parametrize("model", [LLAMA, TIED, MIXTRAL], ids=["head", "tied", "experts"])
+@pytest.mark.parametrize("layout", [{}, SPLIT], ids=["one device", "split"])
+def test_eight_adapters_in_one_batch_have_the_logits_of_their_merged_models(model, layout, rng):
+    """Of all matrices: those of the layers, experts', the embedding's table and the head."""
+    parts = made(model, int(rng.integers(2**31)))
+    own = with_room(parts, 4 if layout else 1, **layout)
+    adapters = {f"{number}": drawn_adapter(own[0], 1, rng) for number in range(8)}
+    assert {"embedding/table", *(() if model.tied else ("head",))} < {*own[0].operands}
+    prompts = rng.integers(0, VOCAB, (8, 6)).tolist()
+    sampling = Sampling(tokens=5, temperature=0, logprobs=2)
+    requests = [Request(tuple(one), sampling, adapter=name) for one, name in zip(prompts, adapters, strict=True)]
+    engine = Engine(*own, capacity=dataclasses.replace(TIGHT, requests=8, tokens=64, cache_tokens=600))
+    compared = 0
+    for request, told_of in zip(requests, told(loaded(engine, adapters), requests), strict=True):
+        ids = [one.token for one in told_of]
+        values = merged(parts[1], adapters[request.adapter])
+        logits = full_forward_pass(parts[0], values, parts[2], [*request.prompt, *ids])[len(request.prompt) - 1 : -1]
+        known = ~np.isnan(logits[:, 0])  # not after a token whose experts rounding may choose
+        logits, ids = logits[known], np.array(ids)[known]
+        expected = np.take_along_axis(logits, ids[:, None], -1)[:, 0] - np.logaddexp.reduce(logits, axis=-1)
+        found = np.array([one.logprob for one in told_of])[known]
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.max(np.abs(logits), initial=1.0), rtol=0)
+        compared += len(found)
+    assert compared >= 8
 
 
 FAMILIES = {
@@ -268,7 +314,7 @@ def test_over_weights_in_few_bits_each_is_answered_as_with_its_adapter_alone(wei
     requests = asked(rng, adapters, 6)
     found = ids_of(loaded(Engine(together, values, capacity=TIGHT), adapters), requests)
     for name, adapter in adapters.items():
-        alone = runtime(LoRA(rank=adapter.rank, alpha=float(adapter.rank)))
+        alone = runtime(LoRA(("layers/*", "embedding/*", "head"), adapter.rank, alpha=float(adapter.rank)))
         beside = flattened(as_stored(alone, values)) | adapter.factors
         own = [number for number, request in enumerate(requests) if request.adapter == name]
         engine = Engine(alone, nested(beside), capacity=TIGHT)

@@ -60,6 +60,10 @@ class Exchange:
         dispatch.defvjp(lambda x, weights, plan: (dispatch(x, weights, plan), plan), backward)
         return dispatch(x, weights, self.plan)
 
+    def sent(self, values: Array) -> Array:
+        """What has a width of its own for each token, `batch seq …`, for each of its copies; not differentiable."""
+        return self._dispatched(values, self.plan)
+
     def combine(self, rows: Array, out: PartitionSpec) -> Array:
         """`copies rows embed` → `batch seq embed` under `out`: the sum of each token's copies."""
         kind = jax.typeof(rows)

@@ -53,11 +53,13 @@ class Matrix:
 class Products:
     """What experts do with rows sorted by expert, of which each device has its own: two kinds of product, and biases.
 
-    `sizes` are how many rows each expert has, of each device.
+    `sizes` are how many rows each expert has, of each device. `own_ranks`: `copies rows rank`, 1 for the ranks of
+    products of low rank that a row is multiplied with, else 0 (`axon.axes.own_ranks`); None: all.
     """
 
     mesh: ExpertMesh
     sizes: Array
+    own_ranks: Array | None = None
 
     def up(self, rows: Array, matrix: Matrix) -> Array:
         """`copies rows embed` by `experts embed mlp`, plus `experts mlp` → `rows mlp`."""
@@ -94,6 +96,7 @@ class Products:
             to_rank = _Product(self.mesh, product.rows, PartitionSpec(experts, inputs, None), self.mesh.wide)
             from_rank = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, columns), product.out)
             narrow = self._use(to_rank, matrix.low.a, rows)
+            narrow = narrow if self.own_ranks is None else jnp.where(self.own_ranks > 0, narrow, 0)
             out += (matrix.low.scale * self._use(from_rank, matrix.low.b, narrow)).astype(out.dtype)
         if matrix.factors is not None:
             out = self._use(_Scaled(self.mesh, product.out, outputs), matrix.factors, out)

@@ -47,7 +47,9 @@ def through_experts(
     def round(number: Array, x: Array, chosen: Array, weights: Array, matrices: Sequence[Stored]) -> Array:
         exchange = Exchange.of_round(mesh, way, chosen, number)
         rows, of_rows = exchange.dispatch(x.astype(mesh.scope.compute), weights)
-        return exchange.combine(experts(Products(mesh, exchange.plan.sizes), matrices, rows, of_rows), out)
+        own = mesh.scope.own_ranks
+        own_ranks = None if own is None else exchange.sent(own.astype(mesh.scope.compute))
+        return exchange.combine(experts(Products(mesh, exchange.plan.sizes, own_ranks), matrices, rows, of_rows), out)
 
     first, others = zip(*(m.forked() if isinstance(m, Report) else (m, m) for m in matrices), strict=True)
     y = round(jnp.zeros((), jnp.int32), x, chosen, weights, first)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from axon.errors import UserError, suggest
 from axon.run.inspect import restored
 from axon.run.trained import Trained, open_trained
-from axon.serve.text_model import TextModel
+from axon.serve.text_model import TextModel, check_writes
 
 Report = Callable[[str], None]
 
@@ -61,6 +61,7 @@ def task_positions(trained: Trained, path: str | Path, max_length: int | None) -
         raise UserError(
             f"--tasks: {path} is a {type(trained.train.model).__name__}; expected a model that writes texts"
         )
+    check_writes(module)
     return sequence_positions(max_length, trained, module)
 
 

@@ -86,8 +86,8 @@ def check_writes(model: Any) -> None:
         )
     if isinstance(model, LanguageModel) and not model.predicts_tokens:
         raise UserError(
-            f"this model's last hidden state makes its {' and '.join(model.on_top)}, and it has no "
-            "head for tokens: it cannot write a text. Name the run, or the model, that it was made of"
+            f"this model (Train.model of a run) has {' and '.join(model.on_top)} in the place of a head for tokens: it "
+            "predicts none, and cannot write a text. Name the run, or the model, that it was made of"
         )
 
 

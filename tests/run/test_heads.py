@@ -12,7 +12,12 @@ from axon.data import TokenizerFile
 from axon.errors import UserError
 from axon.run import Hub, InitFrom
 from axon.run.convert import convert
-from axon.run.inspect import evaluate_run
+from axon.run.export import export_model
+from axon.run.inspect import evaluate_run, generate_text, logits_of
+from axon.run.tasks import task_positions
+from axon.run.trained import open_trained
+from axon.serve.request import Sampling
+from axon.train.objective import NextToken
 from axon.train.preference import Reward
 from axon.train.text_classification import TextClassification
 from axon.tune import Comparisons, LabelledTexts, RewardModel, TextClassifier
@@ -63,6 +68,34 @@ def test_it_goes_to_the_hub_and_comes_back_the_same(kind, trained, records, do, 
         assert (other.loss, other.accuracy) == pytest.approx((found[0].loss, found[0].accuracy), rel=1e-5)
     if kind == "texts":
         refused_by_name(tmp_path / "hub", tmp_path)
+    for source in (str(ran.folder), theirs):
+        refused_as_a_language_model(source, "classifier" if kind == "texts" else "score", tmp_path, few)
+
+
+def refused_as_a_language_model(source, part, folder, few):
+    """What asks for tokens says which part the model has in the place of a head for them, and what to name instead."""
+    out, message = folder / "exported", rf"Train\.model of a run\) has {part} in the place of a head.*Name the run"
+    with few(1):
+        with pytest.raises(UserError, match=message):
+            export_model(source, out, ["cpu"], 1, None, silent)
+        with pytest.raises(UserError, match=message):
+            logits_of(source, [[1, 2]], silent)
+        with pytest.raises(UserError, match=message):
+            generate_text(source, "alpha", Sampling(2), silent)
+        with pytest.raises(UserError, match=message):
+            task_positions(open_trained(source), source, None)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("kind", "part"), [("texts", "classifier"), ("pairs", "score")])
+def test_the_next_token_is_not_trained_where_a_model_has_another_part_in_the_place_of_its_head(
+    kind, part, trained, records, do, tmp_path
+):
+    train = replace(of(kind, trained, records), data=trained.train.data, objective=NextToken())
+    message = rf"NextToken predicts tokens, and the model has {part} in the place of its head: set Train\.objective"
+    with pytest.raises(UserError, match=message):
+        do(train, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_the_head_of_a_language_model_is_not_taken_where_another_stands_in_its_place(trained, records, do, tmp_path):

@@ -166,6 +166,13 @@ class Engine:
         self._scheduler.new_weights()
         self._runner.use(parameters, variables)
 
+    def release(self) -> None:
+        """Give the memory of keys and values back until the next request. None may run; no prefix is found again."""
+        while self._flights:
+            self._kept += self._collect()
+        assert not self._streams, "requests would lose what they have"
+        self._runner.release()
+
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names of those that are loaded."""

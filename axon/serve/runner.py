@@ -75,7 +75,7 @@ class Runner:
         self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab, owners)
         specs = self._step.cache_specs(self.pools, capacity.requests, 1 + drafts, capacity.cache_dtype)
         _check_memory((specs, kept), runtime.placement)
-        self._cache = self._step.empty_cache(specs)
+        self._specs, self._cache = specs, self._step.empty_cache(specs)
         self._states = StateCopies(
             self._step, kept, self.scheduler.groups, lambda sequence: (1 + drafts) * self._batches.slot(sequence)
         )
@@ -111,6 +111,7 @@ class Runner:
     ) -> tuple[tuple[Scheduled, ...], SampleOutput]:
         """Launch a step: its parts in their order in it, and what will be drawn, one part's rows after the other's;
         `rows_of(part)`: how."""
+        self._reserve()
         parts = tuple(self._batches.ordered(scheduled))
         batch = self._batches.make(parts, [row for part in parts for row in rows_of(part)])
         self._cache = self._states.restore(self._cache, parts)
@@ -131,6 +132,7 @@ class Runner:
 
     def warm_up(self) -> None:
         """Compile the programs of all steps that there can be."""
+        self._reserve()
         self.adapters.warm_up(self.parameters)
         self._cache = self._states.warm_up(self._cache)
         self._cache = self._encoder.warm_up(self.parameters, self.variables, self._cache)
@@ -142,6 +144,19 @@ class Runner:
                 jax.block_until_ready(drawn)
             if self._watcher is not None:
                 self._watcher.drawn((), empty, drawn)
+
+    def release(self) -> None:
+        """Give the memory of keys, values and states back until the next step. None may run; no prefix is found
+        again."""
+        assert not self.scheduler.running, "their keys and values would be lost"
+        self.scheduler.new_weights()
+        self._states.release()
+        self._cache = None
+
+    def _reserve(self) -> None:
+        if self._cache is None:
+            self._cache = self._step.empty_cache(self._specs)
+            self._states.reserve()
 
     def sequence(self, request: Request, number: int, tokens: int) -> Running:
         """The sequence of a request, with room for so many tokens of text. Raises `UserError` for an adapter that is

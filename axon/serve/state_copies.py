@@ -23,13 +23,21 @@ class StateCopies:
 
     def __init__(self, step: Step, specs: Any, tables: BlockTables, slot_of: Callable[[Running], int]):
         self._step, self._tables, self._slot_of = step, tables, slot_of
-        self._arrays = step.empty_cache(specs)
+        self._specs, self._arrays = specs, step.empty_cache(specs)
         self._copy = step.jit(_copied, donate_argnames="target")
 
     @property
     def compiles(self) -> int:
         """How many programs there are."""
         return self._copy._cache_size()
+
+    def release(self) -> None:
+        """Give the arrays back, whose content is lost."""
+        self._arrays = {}
+
+    def reserve(self) -> None:
+        """Have arrays again."""
+        self._arrays = self._step.empty_cache(self._specs)
 
     def restore(self, cache: Any, parts: Sequence[Scheduled]) -> Any:
         """`cache`, which is donated, with the states that sequences begin with whose first step is launched now."""

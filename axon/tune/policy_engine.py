@@ -60,6 +60,11 @@ class PolicyEngine:
                 engine.swap(*values)
         return self._engines[0] if len(self._engines) == 1 else Replicas(self._engines)
 
+    def release(self) -> None:
+        """Give the memory of keys and values back, until it is called again."""
+        for engine in self._engines:
+            engine.release()
+
     def weights(self, state: State) -> list[Values]:
         """The state's parameters and variables, where each engine reads them."""
         values = state.parameters, state.variables

@@ -101,8 +101,12 @@ class PolicySampler:
 
 
 def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, starts: Sequence[Start]) -> list[Episode]:
-    """The episode of each start by the state's weights; without a runner a single answer."""
+    """The episode of each start by the state's weights, without a runner a single answer; the engine's memory of keys
+    and values is given back after them."""
     if runner is not None:
-        return runner(engine.engine(state), starts, partial(checked, state=state))
-    requests = [Request(start.prompt.ids, start.sampling(0)) for start in starts]
-    return [Episode.of_answer(answer) for answer in engine.answers(state, requests)]
+        episodes = runner(engine.engine(state), starts, partial(checked, state=state))
+    else:
+        requests = [Request(start.prompt.ids, start.sampling(0)) for start in starts]
+        episodes = [Episode.of_answer(answer) for answer in engine.answers(state, requests)]
+    engine.release()
+    return episodes

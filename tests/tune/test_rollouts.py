@@ -209,6 +209,20 @@ def test_an_engine_on_the_layout_of_training_has_the_same_arrays(one, prepared, 
     assert all(a is b for a, b in zip(jax.tree.leaves(parameters), jax.tree.leaves(state.parameters), strict=True))
 
 
+def test_between_two_batches_there_are_no_keys_and_values(one, prepared, begun, rng):
+    """The memory of what sampled is given back: nothing but the state is on the devices while a step runs."""
+    state, sizes = begun(one, rng), []
+    before = {id(array) for array in jax.live_arrays()}
+    with prepared.feed(FeedContext(7, one.runtime)) as feed:
+        for _ in range(2):
+            feed.draw(state)
+            sizes.append(max(array.nbytes for array in jax.live_arrays() if id(array) not in before))
+        (engine,) = feed._sampler._player.engine._engines
+    engine._runner.warm_up()  # which needs them again
+    pages = max(array.nbytes for array in jax.live_arrays() if id(array) not in before)
+    assert max(sizes) < pages / 10
+
+
 def test_engines_that_share_the_requests_have_the_same_arrays(rolling, prepared, few, begun, rng):
     with few(2):
         made = program(replace(rolling, layout=Layout({"data": 2})))

@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from reports import silent
+from typer.testing import CliRunner
 
+from axon.cli import app
 from axon.errors import UserError
+from axon.nn.lora import LoRA
 from axon.run import InitFrom
 from axon.run.task_change import change_table, changes, evaluate_before_and_after, start_of
 from axon.run.tasks import evaluate_tasks
@@ -62,7 +65,26 @@ def test_both_sides_are_what_each_model_gets_alone(trained, tuned, folder, few):
     assert accuracy["difference"] == after - before
     # Of 12 documents the accuracies differ by one each at most, so that the paired error has a bound.
     assert 0 <= accuracy["difference_error"] <= 1 / math.sqrt(11)
-    json.dumps(found)
+    with few(1):
+        options = ["--tasks", "choice", "--task-folder", str(folder), "--before"]
+        shown = CliRunner().invoke(app, ["eval", str(tuned), *options], catch_exceptions=False).stdout.splitlines()
+        printed = CliRunner().invoke(app, ["eval", str(tuned), *options, "--json"], catch_exceptions=False).stdout
+    assert shown == change_table(found["changes"])
+    assert json.loads(printed) == json.loads(json.dumps(found))
+
+
+@pytest.mark.full
+def test_beside_a_model_an_adapter_is_after_and_the_model_before(trained, do, folder, few, tmp_path):
+    short = {"steps": 1, "optimizer": AdamW(Constant(0.3)), "sample": None}
+    run = do(
+        replace(trained.train, init_from=str(trained.folder), transforms=(LoRA(rank=2),), **short), tmp_path / "adapted"
+    )
+    adapter = str(run.folder)
+    with few(1):
+        beside = evaluate_before_and_after(trained.folder, ["choice"], silent, folder=folder, adapter=adapter)
+        merged = evaluate_before_and_after(adapter, ["choice"], silent, folder=folder)
+    assert beside == merged
+    assert any(one["difference"] for one in merged["changes"])
 
 
 def results(task, values, error):

@@ -233,7 +233,7 @@ def made(tiny, objective, few, devices=1, batch=4, **fields):
             seq=32,
             objective=objective,
             transforms=tree.transforms,
-            references={"reference": tree.references.get("reference", tree.model)},
+            references={name: tree.references.get(name, tree.model) for name in objective.references},
         )
 
 

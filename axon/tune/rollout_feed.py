@@ -41,7 +41,7 @@ class RolloutFeed(Feed):
         self._context, self._order, self._sampler = context, order, sampler
         self._selection, self._estimator = selection, estimator
         self._redraws, self._staleness = redraws, staleness
-        self._pending: deque[Future[Drawn] | Later] = deque(self._restored())
+        self._pending: deque[Any] = deque(self._restored())
         self._metrics: Mapping[str, float] = {}
         self._numbers = islice(context.numbers(), len(self._pending), None)
         self._rewarding = ThreadPoolExecutor(1)
@@ -65,13 +65,16 @@ class RolloutFeed(Feed):
             self._pending.clear()  # so that those that wait are sampled again
             raise
         self._metrics = {**drawn.metrics, "rollout_staleness": float(int(state.step) - drawn.step)}
+        return self._of_process(drawn)
+
+    def _of_process(self, drawn: Drawn) -> Batch:
         return {name: value[self._context.sequences] for name, value in drawn.arrays.items()}
 
     def saved(self) -> dict[str, Any]:
         """The batches that wait for their steps."""
         return {"pending": [one.result().saved() for one in self._pending]} if self._pending else {}
 
-    def _restored(self) -> Iterator[Future[Drawn]]:
+    def _restored(self) -> Iterator[Any]:
         """The batches that waited when the checkpoint was written, unless other ones are to be trained on now."""
         waiting = [Drawn.restored(one) for one in self._context.saved.get("pending", ())]
         if [one.number for one in waiting] == [*islice(self._context.numbers(), len(waiting))]:

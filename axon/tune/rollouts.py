@@ -34,6 +34,8 @@ from axon.tune.episodes import ENVIRONMENT, Episode
 from axon.tune.estimator import Estimator
 from axon.tune.judge import Judge
 from axon.tune.model_score import ModelScore, ModelScorer
+from axon.tune.partial_feed import PartialRolloutFeed
+from axon.tune.partial_rollouts import PartialSampler, check_partial
 from axon.tune.playing import EnvironmentProcesses, check_portable
 from axon.tune.policy_engine import PolicyEngine
 from axon.tune.policy_sampler import EnginePlayer, Noise, Player, PolicySampler
@@ -80,6 +82,9 @@ class Rollouts(FeedConfig):
         staleness: steps between the weights that sample a batch and those that train on it. Above 0 `samplers` sample
             and rewards are asked while the steps before run, where rewards decide on no redraw and the objective needs
             nothing else of the weights that sample, as `PPO` its values.
+        partial: tokens of an answer that a step samples, at most, where `staleness` is above 0: a longer one continues
+            in the next step, by its weights (partial rollouts, Kimi Team, arXiv:2501.12599, section 2.6.2), and in the
+            step that trains on it to its end. 0: each is sampled at once.
         sampling: how they are drawn. layout: where each axis lives meanwhile; None: as in training. samplers: processes
             that sample in place of this one, `docs/rollouts.md`.
     """
@@ -96,6 +101,7 @@ class Rollouts(FeedConfig):
     redraws: int = 0
     selection: Selection = AllAnswers()
     staleness: int = 0
+    partial: int = 0
     sampling: Sampling = Sampling(tokens=64, temperature=1.0)
     layout: Layout | None = field(default=None, metadata=RESUMABLE)
     samplers: Samplers | None = field(default=None, metadata=RESUMABLE)
@@ -104,6 +110,7 @@ class Rollouts(FeedConfig):
         check_range(self, "[1, 2**16]", "samples", "turns")
         check_range(self, "[0, 2**16]", "redraws")
         check_range(self, "[0, 64]", "staleness")
+        check_range(self, "[0, 2**31)", "partial")
         check_range(self, "[0, 128]", "environment_processes")
         check_range(self, "(0, 1e6]", "limit")
         self._check_environment()
@@ -129,6 +136,23 @@ class Rollouts(FeedConfig):
             raise UserError(
                 f"Sampling.temperature is 0, and Rollouts.samples {self.samples}: all answers to a prompt would be the "
                 "same. Set Rollouts.samples to 1, or Sampling.temperature above 0"
+            )
+
+        self._check_partial()
+
+    def _check_partial(self) -> None:
+        """Raise `UserError` for partial rollouts beside what needs whole answers, or other processes."""
+        check_partial(self.sampling, self.partial)
+        if self.partial and not self.staleness:
+            raise UserError(
+                f"Rollouts.partial is {self.partial}, and Rollouts.staleness 0: no answer has a further step to "
+                "continue in. Set Rollouts.staleness to at least 1, or Rollouts.partial to 0"
+            )
+        others = ("environment", "samplers", "redraws")
+        if self.partial and (other := next((name for name in others if vars(self)[name]), None)):
+            raise UserError(
+                f"Rollouts.partial is {self.partial}, and Rollouts.{other} is set, which takes whole answers of this "
+                "process: leave one of the two out"
             )
 
     def _check_environment(self) -> None:
@@ -243,6 +267,11 @@ class PreparedRollouts(FedCorpus):
         for reward in self.config.functions.values():
             if isinstance(reward, NeedsMachine):
                 reward.check()
+        if self.config.partial and objective.asks_before:
+            raise UserError(
+                f"Rollouts.partial is {self.config.partial}, and {type(objective).__name__} asks the weights that "
+                "sampled about whole answers: set Rollouts.partial to 0"
+            )
         self.config.selection.check_objective(objective, self.config.samples, self.config.data)
         vocab = vocab_of(model)
         assert vocab is not None, "the corpus fits"
@@ -253,10 +282,14 @@ class PreparedRollouts(FedCorpus):
         config, runtime, shape = self.config, context.runtime, (self.config.batch, self.config.data.seq)
         sampling = replace(config.sampling, logprobs=0) if config.selection.logprobs else config.sampling
         scoring, noise = self._scoring(context.references, context.report), Noise(sampling, context.seed)
-        sampler = PolicySampler(self._player(context), scoring, noise, config.samples)
+        player = self._player(context)
+        sampler = PolicySampler(player, scoring, noise, config.samples)
         estimator = Estimator(Evaluator(runtime, context.objective, *shape, context.references))
         parts = self.order(context.seed), sampler, config.selection, estimator
-        return RolloutFeed(context, *parts, config.redraws, config.staleness)
+        if not config.partial:
+            return RolloutFeed(context, *parts, config.redraws, config.staleness)
+        partly = PartialSampler(player, noise, config.samples, config.partial, self.tokenizer)
+        return PartialRolloutFeed(context, *parts, config.staleness, partly, scoring)
 
     def _player(self, context: FeedContext) -> Player:
         """What samples: an engine of this process, or the processes of `Rollouts.samplers`."""

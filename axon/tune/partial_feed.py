@@ -1,0 +1,69 @@
+"""`PartialRolloutFeed`, batches of answers that several steps have sampled."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from axon.data.feed import Batch, FeedContext
+from axon.train.state import State
+from axon.tune.estimator import Estimator
+from axon.tune.partial_rollouts import PartialBatch, PartialSampler
+from axon.tune.policy_sampler import PolicySampler
+from axon.tune.prompts import PromptOrder
+from axon.tune.rollout import Rollout
+from axon.tune.rollout_feed import RolloutFeed
+from axon.tune.scoring import Scoring
+from axon.tune.selection import Selection
+
+
+class PartialRolloutFeed(RolloutFeed):
+    """As `RolloutFeed`, where each step goes on with the answers of all batches that wait.
+
+    Its `rollout_staleness` is the mean of the sampled tokens' steps since; `rollout_parts` that of an answer's parts.
+    """
+
+    def __init__(
+        self,
+        context: FeedContext,
+        order: PromptOrder,
+        sampler: PolicySampler,
+        selection: Selection,
+        estimator: Estimator,
+        staleness: int,
+        parts: PartialSampler,
+        scoring: Scoring,
+    ):
+        self._parts, self._scoring = parts, scoring
+        super().__init__(context, order, sampler, selection, estimator, 0, staleness)
+
+    def draw(self, state: State) -> Batch:
+        while len(self._pending) <= self._staleness:
+            number = next(self._numbers)
+            self._pending.append(self._parts.begun(number, self._order.batch(number)))
+        batch = self._pending[0]
+        self._parts.advance(state, self._pending, batch.number)
+        episodes, samples = self._parts.episodes(batch), len(batch.answers) // len(batch.prompts)
+        asked = [prompt for prompt in batch.prompts for _ in range(samples)]
+        rollout = Rollout(batch.prompts, episodes, self._scoring(asked, episodes))
+        step, groups = int(state.step), np.arange(len(batch.prompts))
+        drawn = self._drawn(state, step, batch.number, rollout, groups)
+        self._pending.popleft()
+        own = {
+            "rollout_staleness": float(np.mean(step - batch.versions)),
+            "rollout_parts": float(np.mean([answer.parts for answer in batch.answers])),
+        }
+        self._metrics = {**drawn.metrics, **own}
+        return self._of_process(drawn)
+
+    def saved(self) -> dict[str, Any]:
+        """The answers that have not ended, and those that wait for their step."""
+        return {"pending": [one.saved() for one in self._pending]} if self._pending else {}
+
+    def _restored(self) -> Iterator[PartialBatch]:
+        waiting = self._context.saved.get("pending", ())
+        numbers = [*islice(self._context.numbers(), len(waiting))]
+        if [one["number"] for one in waiting] == numbers:
+            for number, one in zip(numbers, waiting, strict=True):
+                yield self._parts.begun(number, self._order.batch(number), one["answers"])

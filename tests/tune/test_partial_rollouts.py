@@ -1,0 +1,123 @@
+"""Partial rollouts: answers that several steps sample are those of their weights, token by token."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from axon.data import FeedContext
+from axon.errors import UserError
+from axon.run import program
+from axon.serve import Sampling
+from axon.train.objective import NextToken
+from axon.train.policy_gradient import GRPO
+from axon.train.ppo import PPO
+from axon.tune import ActorCritic, Calculator, Rollouts, Samplers
+
+TOKENS, PART = 9, 4
+
+
+def variety(sampled):
+    """Depends on all that a reward is given of an answer."""
+    return len(set(sampled.ids)) + 0.01 * (len(sampled.answer) % 7) + 0.1 * sampled.ended
+
+
+@pytest.fixture(scope="module")
+def learning(tiny, prompts, caches):
+    """A run that learns from rewards, two steps off; a third of the tokens end an answer."""
+    sampling = Sampling(tokens=TOKENS, temperature=1.0, stop_ids=tuple(range(0, 320, 9)))
+    data = Rollouts(tiny.data, {"variety": variety}, prompts=(prompts,), staleness=2, partial=PART, sampling=sampling)
+    return replace(tiny, data=data, objective=GRPO(), steps=6, evaluation=None)
+
+
+@pytest.fixture(scope="module")
+def made(learning, few):
+    with few(1):
+        return program(learning)
+
+
+def drawn(made, data, states):
+    """Batches and their metrics, one for each state."""
+    context = FeedContext(7, made.runtime, objective=GRPO(), report=print)
+    with data.prepare(lambda line: None).feed(context) as feed:
+        return [(feed.draw(state), dict(feed.metrics)) for state in states]
+
+
+@pytest.fixture
+def states(made, begun, rng):
+    return [replace(begun(made, rng), step=np.int32(step)) for step in range(4)]
+
+
+def test_where_a_part_is_a_whole_answer_batches_are_those_of_stale_rollouts(made, learning, states):
+    whole, plain = (replace(learning.data, partial=partial) for partial in (TOKENS, 0))
+    for (batch, metrics), (other, others) in zip(drawn(made, whole, states), drawn(made, plain, states), strict=True):
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
+        assert metrics.pop("rollout_parts") == 1
+        assert metrics == others
+
+
+def log_probabilities(made, state, batch):
+    """Of each target of a batch by a state's weights."""
+
+    def found(parameters, variables, batch):
+        module = made.runtime.bind(parameters, variables)
+        logits = module.output.logits(module.hidden(NextToken().inputs(batch))[0])
+        return jax.nn.log_softmax(logits)
+
+    with made.runtime.tracing():
+        values = made.runtime.jit(found)(state.parameters, state.variables, made.place(batch))
+    return np.take_along_axis(np.asarray(values), batch["targets"][..., None], -1)[..., 0]
+
+
+def test_each_token_has_the_log_probability_of_the_weights_of_its_step(made, learning, states):
+    """Batch `k` begins with the first state that sees it; the step that trains on it samples the rest of it."""
+    several = 0
+    for step, (batch, metrics) in enumerate(drawn(made, learning.data, states)):
+        by_step = [log_probabilities(made, state, batch) for state in states]
+        ages = []
+        for row, weights in enumerate(batch["weights"]):
+            places = np.flatnonzero(weights)
+            first = max(step - 2, 0)
+            versions = [min(first + number // PART, step) for number in range(len(places))]
+            expected = [by_step[version][row, place] for version, place in zip(versions, places, strict=True)]
+            np.testing.assert_allclose(batch["logprobs"][row, places], expected, rtol=0, atol=1e-5)
+            several += len({*versions}) > 1
+            ages += [step - version for version in versions]
+        assert metrics["rollout_staleness"] == pytest.approx(np.mean(ages))
+        assert len({len(np.flatnonzero(weights)) for weights in batch["weights"]}) > 1
+    assert several > 8
+
+
+@pytest.mark.full
+def test_a_run_that_was_stopped_in_the_midst_of_answers_continues_bit_for_bit(learning, do, tmp_path):
+    whole = do(learning, tmp_path / "whole")
+    do(learning, tmp_path / "stopped", steps=3)
+    ran = do(learning, tmp_path / "stopped")
+    names = ("loss", "grad_norm", "reward", "rollout_staleness", "rollout_parts", "rollout_tokens")
+    assert ran.records(*names) == whole.records(*names)
+    assert any(parts > 1 for *_, parts, _ in whole.records(*names))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"staleness": 0}, ("Rollouts.partial is 4", "Rollouts.staleness 0", "at least 1")),
+        ({"redraws": 1}, ("Rollouts.redraws is set",)),
+        ({"samplers": Samplers()}, ("Rollouts.samplers is set",)),
+        ({"environment": Calculator()}, ("Rollouts.environment is set",)),
+        ({"sampling": Sampling(stop=("x",))}, ("Sampling.stop ('x',)",)),
+        ({"sampling": Sampling(presence_penalty=1.0)}, ("Sampling.presence_penalty 1.0",)),
+    ],
+)
+def test_what_needs_whole_answers_is_told_by_field(change, said, learning):
+    with pytest.raises(UserError) as error:
+        replace(learning.data, **change)
+    assert all(part in str(error.value) for part in said), error.value
+
+
+def test_an_objective_that_asks_the_weights_that_sampled_is_told(learning):
+    prepared = learning.data.prepare(lambda line: None)
+    with pytest.raises(UserError, match=r"Rollouts\.partial is 4, and PPO"):
+        prepared.check_fits(ActorCritic(learning.model), PPO(), 32)

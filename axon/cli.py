@@ -20,7 +20,7 @@ from axon.commands.report import report
 from axon.commands.sample import sample
 from axon.commands.serve import serve
 from axon.commands.traced import Profile, TakesProfile, steps_of
-from axon.disk import cache_folder, location
+from axon.disk import cache_folder, location, output, writing
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
 from axon.own_code import at_own_code, in_own_code
@@ -276,7 +276,8 @@ def convert(
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(help="train, overhead, data, compile, checkpoint, import, serve, plan, kernels.")
+        str,
+        typer.Argument(help="train, overhead, data, compile, checkpoint, import, serve, plan, collectives, kernels."),
     ],
     json_: Json = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
@@ -287,9 +288,13 @@ def bench(
         bool, typer.Option("--bundles", help="Of kernels: VLIW bundles of what each does most; nothing runs.")
     ] = False,
     search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE.json", help="Of collectives: links, for `axon plan --links`."),
+    ] = None,
 ) -> None:
     """Run a benchmark: `train` (against torch), `overhead` (against bare JAX), `data`, `compile`, `checkpoint`,
-    `import`, `serve`, `plan`, `kernels`.
+    `import`, `serve`, `plan`, `collectives`, `kernels`.
 
     Example: `axon bench train --json`
     """
@@ -301,6 +306,10 @@ def bench(
     if (static or compile_ or bundles or search) and name != "kernels":
         only = "--static, --compile, --bundles and --search are for `axon bench kernels` only"
         raise UserError(f"axon bench {name}: {only}")
+    if out is not None and name != "collectives":
+        raise UserError(f"axon bench {name}: --out is for `axon bench collectives` only")
+    if out is not None:
+        out = output(out, "--out", ".json")
     if search:
         from scripts.bench.tiles import search_here
 
@@ -310,6 +319,13 @@ def bench(
         _kernels_compiled(compile_, bundles, json_)
         return
     result = bench.run(name)
+    import jax
+
+    if jax.process_index() > 0:
+        return
+    if out is not None:
+        with writing(out):
+            out.write_text(json.dumps(result["links"], indent=2) + "\n", encoding="utf-8")
     if json_:
         typer.echo(json.dumps(result))
     else:

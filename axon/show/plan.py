@@ -35,6 +35,7 @@ def print_plans(found: Plans) -> None:
         )
     lines = [f"plan {number}: {plan.why_not}" for number, plan in enumerate(found.plans[1:], 2)]
     lines += [f"dropped: {one.reason}; {one.plan.memory.gib:.1f} GiB were predicted" for one in found.dropped]
+    lines += [f"links as measured: {found.question.links}"] * (found.question.links is not None)
     lines.append(f"predicted, not measured; {found.tried:,} fit, found in {found.took:.1f} s")
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 

@@ -114,7 +114,7 @@ def test_a_table_is_looked_up_as_the_formula_has_it_and_read_whole(rng):
 @pytest.mark.parametrize(
     ("model", "first"),
     [
-        pytest.param(LLAMA, (), id="llama"),
+        pytest.param(LLAMA, (), id="llama", marks=pytest.mark.full),
         pytest.param(LLAMA, (Quantize("nf4"),), id="nf4", marks=pytest.mark.full),
         pytest.param(MIXTRAL, (Quantize("int8"),), id="int8 experts", marks=pytest.mark.full),
     ],

@@ -33,7 +33,7 @@ def values_of(runtime, rng):
     return jax.device_get(own), jax.device_get(runtime.merged(own))
 
 
-@pytest.mark.few(form=("nf4",))
+@pytest.mark.few(form=())
 @pytest.mark.parametrize("form", ["nf4", "int4", "mxfp4"])
 def test_logits_are_those_of_the_experts_that_the_codes_stand_for(form, rng):
     narrow, plain = (Runtime(MODEL, Layout(), weights=w, devices=jax.devices()[:1]) for w in (form, None))

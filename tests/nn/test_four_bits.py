@@ -75,6 +75,7 @@ def values_of(runtime, rng):
     return stored, jax.device_get(runtime.merged(flattened(stored)))
 
 
+@pytest.mark.few(form=("nf4",))
 @pytest.mark.parametrize("form", ["nf4", "int4"])
 def test_logits_are_those_of_the_array_that_the_codes_stand_for(form, rng):
     narrow = Runtime(MODEL, Layout(), weights=form, devices=jax.devices()[:1])

@@ -51,6 +51,7 @@ def of(kind, trained, records):
     return replace(trained.train, model=RewardModel(model), data=data, objective=Reward())
 
 
+@pytest.mark.few(kind=("pairs",))
 @pytest.mark.parametrize("kind", ["texts", "pairs"])
 def test_it_goes_to_the_hub_and_comes_back_the_same(kind, trained, records, do, few, tmp_path):
     ran = do(replace(of(kind, trained, records), steps=3, sample=None, evaluation=None), tmp_path / "run")

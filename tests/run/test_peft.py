@@ -124,6 +124,7 @@ def tuning(trained, hub):
     return of
 
 
+@pytest.mark.few(dora=(False,))
 @pytest.mark.parametrize(
     ("layout", "dora"),
     [(Layout(), False), (Layout({"data": 2, "tensor": 2}, zero=3), True)],
@@ -158,6 +159,7 @@ def greedy(path, adapter=None):
     return generate_text(path, "alpha beta", Sampling(8, temperature=0), silent, adapter=adapter)
 
 
+@pytest.mark.full
 def test_beside_a_model_adapters_of_peft_and_of_runs_write_as_merged(peft, tuning, do, few, hub, tmp_path):
     """In one server, and alone."""
     (one, _), (other, _) = peft(table=True), peft(use_rslora=True)

@@ -65,6 +65,7 @@ def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mes
     assert model.chat.ids([{"role": "user", "content": "hello"}], [])
 
 
+@pytest.mark.full
 def test_an_encoder_decoder_answers_as_it_generates_and_embeds_nothing(answering, served, few):
     capacity = Capacity(requests=1, tokens=16, length=128)
     with few(1):

@@ -97,7 +97,8 @@ class Links:
         if near * far == 1 or not size:
             return 0.0
         hops = max(1.0, self._side(near) / 4) if self.target.chip.torus else 1.0
-        inside = (near - 1) / near * size * hops / self._near_bandwidth(near) + self.bandwidths.latency
+        sent = (near - 1) / near * size * hops
+        inside = sent / self._near_bandwidth(near) + self.bandwidths.latency if near > 1 else 0.0
         across = (far - 1) / far * size / self.bandwidths.network + self.bandwidths.network_latency if far > 1 else 0.0
         return max(inside, across)
 

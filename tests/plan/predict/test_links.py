@@ -53,6 +53,12 @@ def test_nothing_along_no_axis_takes_no_time_and_more_bytes_take_longer(name):
     assert one.send("data", SIZE) > 0 == one.send("pipe", SIZE)
 
 
+def test_across_hosts_alone_an_exchange_has_the_networks_latency():
+    one = links("h100:4x8", data=4, tensor=8)
+    slow = replace(one, bandwidths=replace(one.bandwidths, latency=1.0))
+    assert slow.exchange(("data",), SIZE) == one.exchange(("data",), SIZE) < 1 < slow.exchange(("tensor",), SIZE)
+
+
 def test_measured_bandwidths_replace_the_tables_one_by_one(tmp_path):
     path, target = tmp_path / "links.json", Target.of("h100:4x8", dict(CHIPS))
     path.write_text(json.dumps({"network": 2e10, "latency": 0}))

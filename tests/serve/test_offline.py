@@ -137,5 +137,5 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(small):
         write(*small, None, [Request((1,), Sampling(logit_bias={64: 1.0}))])
     with pytest.raises(UserError, match="a BertModel cannot write a text: generation needs"):
         write(Runtime(Bert(64, 16, 1, 2, 24), Layout(), devices=jax.devices()[:1]), {}, {}, None, [Request((1,))])
-    with pytest.raises(UserError, match=r"makes its classifier, .* it cannot write a text"):
+    with pytest.raises(UserError, match=r"has classifier in the place of a head for tokens: .* cannot write a text"):
         check_writes(TextClassifier(GPT2(VOCAB, 32, 1, 4, 48, positions=70), ("a", "b")).build())

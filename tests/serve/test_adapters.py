@@ -244,7 +244,7 @@ TIED = dataclasses.replace(LLAMA, tied=True)
 SPLIT = {"mesh": {"expert": 2, "tensor": 2}, "rows": sequence_parallel()}
 
 
-@pytest.mark.few(model=[LLAMA])
+@pytest.mark.few(model=[LLAMA], layout=({},))
 @pytest.mark.parametrize("model", [LLAMA, TIED, MIXTRAL], ids=["head", "tied", "experts"])
 @pytest.mark.parametrize("layout", [{}, SPLIT], ids=["one device", "split"])
 def test_eight_adapters_in_one_batch_have_the_logits_of_their_merged_models(model, layout, rng):

@@ -56,6 +56,7 @@ def likeliest(parts, prompt, ids):
     return likeliest_of(found[: len(ids)], ids)
 
 
+@pytest.mark.full
 def test_many_at_once_and_preempted_write_what_the_full_forward_pass_finds(family, rng):
     parts, engine = family
     long = [Request(tuple(rng.integers(0, VOCAB, n).tolist()), Sampling(40, temperature=0)) for n in (64, 65, 100)]

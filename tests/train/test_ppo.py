@@ -138,7 +138,7 @@ def estimated(rng, batch):
 def made(tiny, few, devices=1, batch=4, layout=Layout({"data": 1}), critic=None, objective=PPO(value_clip=0.5)):
     model = ActorCritic(tiny.model, critic)
     with few(devices):
-        shared = {"objective": objective, "references": {"reference": tiny.model}}
+        shared = {"objective": objective, "references": dict.fromkeys(objective.references, tiny.model)}
         return Program(model, layout, tiny.optimizer, batch=batch, seq=32, **shared)
 
 

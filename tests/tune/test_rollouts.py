@@ -209,6 +209,7 @@ def test_an_engine_on_the_layout_of_training_has_the_same_arrays(one, prepared, 
     assert all(a is b for a, b in zip(jax.tree.leaves(parameters), jax.tree.leaves(state.parameters), strict=True))
 
 
+@pytest.mark.full
 def test_between_two_batches_there_are_no_keys_and_values(one, prepared, begun, rng):
     """The memory of what sampled is given back: nothing but the state is on the devices while a step runs."""
     state, sizes = begun(one, rng), []

@@ -45,7 +45,7 @@ DRAWN = 2
 """How many cases of a test `--full` runs, with those that run by default, of which there may be more; one at least is
 drawn of the others, and another for another `AXON_TEST_DRAW`."""
 
-TURNS = 3
+TURNS = 5
 """Of the tests that have a case for `--full`, it draws one in so many by the commit, unless a mark `draws(count)` says
 of how many cases it runs at any; of `extra` ones it runs all."""
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
@@ -73,6 +74,14 @@ class Program:
                     process.kill()  # and its namespace with it
             return _number(_end(said), _end(errors), code)
 
+    def _folders(self) -> list[str]:
+        """What a program needs that may be below the machine's /tmp: its own folder, as a virtual environment, and the
+        one that the run was started in."""
+        own = [os.getcwd()]
+        if (program := shutil.which(self.command[0])) is not None:
+            own.append(str(Path(program).absolute().parents[1]))
+        return [folder for folder in own if Path(folder).is_relative_to("/tmp")]
+
     def _sandbox(self) -> list[str]:
         """The command before the program's own."""
         environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ} | {"HOME": "/tmp"}
@@ -81,7 +90,8 @@ class Program:
             *("--die-with-parent", "--new-session", "--clearenv"),
             *(part for name, value in environment.items() for part in ("--setenv", name, value)),
             *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
-            *("--size", str(self.files * 2**20), "--tmpfs", "/tmp", "--ro-bind", os.getcwd(), os.getcwd()),
+            *("--size", str(self.files * 2**20), "--tmpfs", "/tmp"),
+            *(part for folder in self._folders() for part in ("--ro-bind", folder, folder)),
             *(
                 "--chdir",
                 os.getcwd(),

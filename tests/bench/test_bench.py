@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from axon import cli
+from axon.commands import bench as command
 from axon.data import Bpe, Data, Synthetic
 from axon.errors import UserError
 from axon.layout import Layout
@@ -137,8 +137,8 @@ def test_less_than_four_hundredths_of_the_cache_are_slots_without_a_token():
 
 
 def test_an_installed_package_says_where_benchmarks_are(monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "axon" / "cli.py"))
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "axon" / "commands" / "bench.py"))
     with pytest.raises(UserError) as found:
-        cli.bench("train")
+        command.bench("train")
     assert str(tmp_path / "scripts" / "bench") in str(found.value)
     assert "clone" in str(found.value)

@@ -1,10 +1,11 @@
-"""`axon plan`: layouts for a model on a machine, the fastest first, with memory, time and reasons."""
+"""`axon plan`: layouts for a model on a machine, the fastest first, or engines for requests, with memory, time and
+reasons."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,7 +45,8 @@ Format = Annotated[
     typer.Option(
         "--format",
         metavar="RECIPE",
-        help="Formats of products to try: FP8Current, Int8, … or none; may be given several times.",
+        help="Formats of products to try: FP8Current, Int8, … or none; of a model that is served, of its weights: "
+        "bfloat16, int8, …. May be given several times.",
     ),
 ]
 Scale = Annotated[
@@ -67,6 +69,15 @@ Save = Annotated[
     typer.Option(min=1, help=f"Of --scale: seconds that a checkpoint takes; by default {Failures.save:.0f}."),
 ]
 
+Traffic = Annotated[
+    Path | None,
+    typer.Option(
+        parser=path,
+        metavar="FILE.json",
+        help="Of a model that is served: requests_per_second, prompt_tokens, answer_tokens, ttft_ms and tpot_ms.",
+    ),
+]
+
 say = partial(typer.echo, err=True)
 
 
@@ -87,6 +98,7 @@ def plan(
     mtbf: Mtbf = None,
     restart: Restart = None,
     save: Save = None,
+    traffic: Traffic = None,
     json_: Json = False,
 ) -> None:
     """Choose mesh, ZeRO stage, schedule, microbatches and remat for a machine that need not be here, with reasons.
@@ -99,6 +111,12 @@ def plan(
     changes = (*set_, *(f"{name}={size}" for name, size in sizes.items() if size is not None))
     question = Question(config, on, changes, tuple(pin), links, tuple(format_))
     failures = _failures(mtbf, restart, save)
+    if _serves(question, traffic):
+        of_training = {"pin": pin, "global-batch": global_batch, "seq": seq, "draw": draw, "compile": compile_}
+        _check_unused({**of_training, "scale": scale, **failures})
+        assert traffic is not None
+        _plan_serving(question, traffic, top or TOP, write, json_)
+        return
     if scale is not None:
         if write is not None or compile_ or top is not None or format_:
             raise UserError(
@@ -109,6 +127,39 @@ def plan(
     if failures:
         raise UserError(f"--{next(iter(failures))} is for --scale FIRST..LAST: add that, or leave it out")
     _plan(question, top or TOP, say if compile_ else None, write, draw, json_)
+
+
+def _serves(question: Question, traffic: Path | None) -> bool:
+    """Whether the config serves a model. Raises `UserError` where `traffic` does not go with it."""
+    from axon.config import root_of
+
+    serves = root_of(question.config, question.overrides) == "Serve"
+    if serves and traffic is None:
+        raise UserError(
+            f"{question.config} serves a model: say for which requests, as --traffic FILE.json (docs/planner.md)"
+        )
+    if traffic is not None and not serves:
+        raise UserError(
+            f"--traffic is for a config that serves a model, and {question.config} trains one: leave it out"
+        )
+    return serves
+
+
+def _check_unused(of_training: Mapping[str, Any]) -> None:
+    if name := next((name for name, value in of_training.items() if value), None):
+        raise UserError(f"--{name} is for a config that trains, and this one serves a model: leave it out")
+
+
+def _plan_serving(question: Question, traffic: Path, count: int, write: Path | None, as_json: bool) -> None:
+    from axon.show.serving_plan import plan_serving, print_serving_plans, serving_plans_json, write_serving_plan
+
+    found = plan_serving(question, traffic, count)
+    if write is not None:
+        write_serving_plan(found, write)
+    if as_json:
+        typer.echo(json.dumps(serving_plans_json(found)))
+    else:
+        print_serving_plans(found)
 
 
 def _failures(mtbf: int | None, restart: int | None, save: int | None) -> dict[str, float]:

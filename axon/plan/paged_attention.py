@@ -32,22 +32,37 @@ class AttentionTime:
     total: float
 
 
-def attention_time(program: ServingProgram, chip: str) -> AttentionTime:
-    """Of a decode step in which all requests are at half their length, on one of the program's devices, a `chip`."""
-    parts = [_of_kind(program, chip, specs, window) for specs, window in program.caches]
+def attention_time(program: ServingProgram, chip: str, context: int | None = None) -> AttentionTime:
+    """Of a decode step in which all requests have `context` tokens, by default half their length, as far as there are
+    pages; on one of the program's devices, a `chip`."""
+    context = context or program.length // 2
+    parts = [_of_kind(program, chip, specs, window, context) for specs, window in program.caches]
     compute, memory, write = (sum(values) for values in zip((0.0, 0.0, 0.0), *parts, strict=True))
     return AttentionTime(compute, memory, write, sum(max(part[:2]) + part[2] for part in parts))
 
 
+def pages_read(program: ServingProgram, context: int) -> float:
+    """Bytes of pages that a decode step reads of each device's memory, where all requests have `context` tokens."""
+    return sum(_read(program, specs, window, context)[1] for specs, window in program.caches)
+
+
+def _read(
+    program: ServingProgram, specs: Mapping[str, ArraySpec], window: int | None, context: int
+) -> tuple[int, float]:
+    """Tokens that each request sees in the layers of a kind, and the bytes of all requests' on a device."""
+    pool, requests = program.pools[window], program.capacity.requests
+    seen = min(context, (pool.count - 1) * pool.size // requests, window or program.length)
+    share = requests * seen / (pool.count * pool.size)
+    return seen, share * sum(map(program.step.placement.bytes_per_device, specs.values()))
+
+
 def _of_kind(
-    program: ServingProgram, name: str, specs: Mapping[str, ArraySpec], window: int | None
+    program: ServingProgram, name: str, specs: Mapping[str, ArraySpec], window: int | None, context: int
 ) -> tuple[float, float, float]:
     """`compute`, `memory` and `write` of the layers of a kind; of latents, which no kernel reads, `memory` alone."""
-    chip, pool, requests = KERNEL_CHIPS[name], program.pools[window], program.capacity.requests
-    seen = min(program.length // 2, (pool.count - 1) * pool.size // requests, window or program.length)
-    placement = program.step.placement
-    share = requests * seen / (pool.count * pool.size)
-    memory = sum(map(placement.bytes_per_device, specs.values())) * share / chip.bandwidth
+    chip, requests, placement = KERNEL_CHIPS[name], program.capacity.requests, program.step.placement
+    seen, size = _read(program, specs, window, context)
+    memory = size / chip.bandwidth
     spec = specs.get("key", specs.get("latent"))
     assert spec is not None, "pages of keys and values, or of latents"
     shard = dict(zip(spec.axes, placement.sharding(spec.axes, spec.kind).shard_shape(spec.shape), strict=True))

@@ -14,12 +14,14 @@ from axon.chips.target import Target
 from axon.config import load
 from axon.layout import Layout, Placement
 from axon.parallel.pipeline import Interleaved, OneFOneB
+from axon.plan.predict.links import Bandwidths
 from axon.plan.predict.memory import memory
 from axon.plan.predict.seconds import seconds
+from axon.plan.predict.serving_steps import SHARE_OF_MEMORY, ServingSteps
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
 from axon.precision import FP8Current, Precision, Recipe
-from axon.run import program
+from axon.run import program, serving_program
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
@@ -199,3 +201,35 @@ def test_most_published_runs_that_were_not_used_are_within_10_percent():
     errors = [int(c[5].strip("*% ").replace("−", "-")) for c in lines if len(c) == 6 and "fitted" not in c[0]]
     within = sum(abs(error) <= 10 for error in errors)
     assert f"Of the {len(errors)} that were not used {within} are within 10 %" in section
+
+
+def decode_steps():
+    """Config, target, format, compiled and predicted milliseconds, and the error as it is told."""
+    section, config = PAGE.split("## Plans for serving")[1].split("\n## ")[0], ""
+    for line in section.splitlines():
+        cells = [cell.strip().strip("*") for cell in line.strip("|").split("|")]
+        if len(cells) == 6 and re.match(r"[\d.]+$", cells[3]):
+            config = cells[0].strip("`") or config
+            yield config, *cells[1:3], float(cells[3]), float(cells[4]), cells[5]
+
+
+def test_the_table_of_decode_steps_has_its_rows_and_the_page_says_the_share_of_the_bandwidth():
+    assert len(list(decode_steps())) == 6
+    assert f"{SHARE_OF_MEMORY:.0%}".replace("%", " %") in PAGE.split("## Plans for serving")[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "on", "weights", "compiled", "told", "error"),
+    [pytest.param(*row, id=f"{row[0]}-{row[1]}-{row[2]}") for row in decode_steps()],
+)
+def test_decode_steps_are_as_told(config, on, weights, compiled, told, error):
+    target = Target.of(on, dict(chips()))
+    tree = load(ROOT / f"configs/serve/{config}.gin", [f"Serve.weights={weights!r}"], root="Serve").tree
+    placement = Placement.described(tree.layout, target.devices, target.platform)
+    engine = serving_program(tree, placement)
+    (pool,), rows = engine.pools.values(), engine.capacity.requests
+    context = min(engine.length // 2, (pool.count - 1) * pool.size // rows)
+    parts = ServingSteps(engine, target, Bandwidths.of(target), context).parts(rows, rows)
+    predicted = 1e3 * sum(one for part, one in parts.items() if part != "collectives")
+    assert predicted == pytest.approx(told, rel=0.005)
+    assert 100 * (told / compiled - 1) == pytest.approx(int(error.removesuffix(" %").replace("−", "-")), abs=0.51)

@@ -1,12 +1,13 @@
 """Why there is no plan, and what would change that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from axon.chips.target import Target
 from axon.errors import UserError
 from axon.plan.predict.memory import GIB
 from axon.plan.search.plans import ROOM, Planner
+from axon.plan.search.serving_plans import ServingPlan, ServingPlanner
 
 MOST_DOUBLINGS = 10
 
@@ -61,3 +62,26 @@ def _first(target: Target, fits: Callable[[Target], bool]) -> Target | None:
         if fits(target):
             return target
     return None
+
+
+def serving_refusal(planner: ServingPlanner, missed: Sequence[ServingPlan]) -> UserError:
+    """The error for a workload without a plan: the nearest of `missed`, which comes first, and what its steps take."""
+    nearest, load, name = missed[0], planner.workload, planner.target.name
+    what = f"nearest, {nearest.engines} × tensor {nearest.kind.tensor}, weights {nearest.kind.weights!r}"
+    if nearest.memory > planner.available:
+        return UserError(
+            f"no plan fits {name}: {what}: {nearest.unmet}. Choose a chip with more memory or a larger slice (--on), "
+            "weights of fewer bits (--format int8), a smaller Capacity.length or requests_per_second"
+        )
+    decode, mixed = map(_milliseconds, nearest.steps)
+    return UserError(
+        f"no plan on {name} holds ttft_ms = {load.ttft_ms:g} and tpot_ms = {load.tpot_ms:g} at "
+        f"{load.requests_per_second:g} requests a second: {what}: {nearest.unmet}. Milliseconds of a decode step: "
+        f"{decode}; of one with a prompt: {mixed}. Choose more devices (--on), weights of fewer bits (--format int8), "
+        "fewer requests_per_second or larger latencies"
+    )
+
+
+def _milliseconds(parts: Mapping[str, float]) -> str:
+    """The parts of a step, the longest first."""
+    return ", ".join(f"{part} {1e3 * one:.3g}" for part, one in sorted(parts.items(), key=lambda pair: -pair[1]) if one)

@@ -1,12 +1,13 @@
 """`axon plan`: plans as a table, as JSON and as a file to run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from axon.chips.target import Target
 from axon.disk import output, writing
 from axon.layout import Layout
 from axon.layout.table import DEFAULT_ROWS
@@ -15,6 +16,7 @@ from axon.plan.predict.seconds import BUBBLE, COMMUNICATION, Line
 from axon.plan.search import Plan
 from axon.show.compile import collectives_table
 from axon.show.planning import PLANNED, Plans, own_values
+from axon.show.question import Question
 
 # ---- for a person ----------------------------------------------------------------------------------------------------
 
@@ -175,19 +177,25 @@ def write_plan(found: Plans, path: Path) -> None:
 
     Raises `UserError` for a file that is no `.gin`, or cannot be written.
     """
+    best = found.plans[0]
+    own = f"{best.seconds.total:.3g} s a step, MFU {best.seconds.mfu:.1%}"
+    write_included(found.question, found.target, best.memory.gib, own, _gin(found, best), path)
+
+
+def write_included(
+    question: Question, target: Target, gib: float, predicted: str, lines: Iterable[str], path: Path
+) -> None:
+    """Write a config that includes the one of a question, with its overrides and these `lines`, below what is predicted
+    of it: `gib` of a device, and more in words. Raises as `write_plan`."""
     path = output(path, "--write", ".gin")
-    text = "\n".join([*_gin(found, found.plans[0]), ""])
+    head = f"# Planned for {target.name} (axon plan). Predicted: {gib:.1f} GiB of a device,", f"# {predicted}.", ""
+    overrides = (change.replace("=", " = ", 1) for change in question.overrides)
+    text = "\n".join([*head, f"include {str(question.config.resolve())!r}", "", *overrides, *lines, ""])
     with writing(path):
         path.write_text(text)
 
 
 def _gin(found: Plans, best: Plan) -> Iterator[str]:
-    yield f"# Planned for {found.target.name} (axon plan). Predicted: {best.memory.gib:.1f} GiB of a device,"
-    yield f"# {best.seconds.total:.3g} s a step, MFU {best.seconds.mfu:.1%}."
-    yield ""
-    yield f"include {str(found.question.config.resolve())!r}"
-    yield ""
-    yield from (change.replace("=", " = ", 1) for change in found.question.overrides)
     if found.question.formats:
         yield f"Precision.recipe = {best.recipe and f'@{recipe_name(best)}()'}"
     schedule = best.layout.schedule

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from axon.chips.target import Target
 from axon.config import load
-from axon.disk import output, writing
 from axon.errors import UserError, suggest
 from axon.layout import Layout, Placement
 from axon.nn.capabilities import HasDims
@@ -20,7 +19,7 @@ from axon.plan.search.refusals import serving_refusal
 from axon.plan.search.serving_plans import EngineKind, ServingPlan, ServingPlanner
 from axon.plan.workload import Workload
 from axon.run import Serve, serving_program
-from axon.show.plan import empty_table
+from axon.show.plan import empty_table, write_included
 from axon.show.question import Question
 
 FORMATS = get_args(get_type_hints(Serve)["weights"])
@@ -175,19 +174,13 @@ def write_serving_plan(found: ServingPlans, path: Path) -> None:
 
     Raises `UserError` for a file that is no `.gin`, or cannot be written.
     """
-    path = output(path, "--write", ".gin")
-    with writing(path):
-        path.write_text("\n".join([*_gin(found, found.plans[0]), ""]))
+    best = found.plans[0]
+    own = f"ttft {1e3 * best.steady.ttft:.3g} ms, tpot {1e3 * best.steady.tpot:.3g} ms"
+    write_included(found.question, found.target, best.memory / GIB, own, _gin(best), path)
 
 
-def _gin(found: ServingPlans, best: ServingPlan) -> Iterator[str]:
+def _gin(best: ServingPlan) -> Iterator[str]:
     layout: Layout = best.kind.program.runtime.placement.layout
-    yield f"# Planned for {found.target.name} (axon plan). Predicted: {best.memory / GIB:.1f} GiB of a device,"
-    yield f"# ttft {1e3 * best.steady.ttft:.3g} ms, tpot {1e3 * best.steady.tpot:.3g} ms."
-    yield ""
-    yield f"include {str(found.question.config.resolve())!r}"
-    yield ""
-    yield from (change.replace("=", " = ", 1) for change in found.question.overrides)
     yield f"Serve.weights = {best.kind.weights!r}"
     yield f"Layout.mesh = {_mesh(best)!r}"
     yield f"Layout.replicate_kv = {layout.replicate_kv}"

@@ -64,7 +64,8 @@ def process_0_first(what: str) -> Iterator[None]:
 
 
 def from_process_0(what: str, make: Callable[[], Any]) -> Any:
-    """The JSON value that `make` returns in process 0, where alone it is called, in all processes.
+    """The JSON value that `make` returns in process 0, where alone it is called, in all processes. What it raises as
+    `Unavailable` is raised in all.
 
     Every process must call with the same names in the same order. They wait on the host, without a time limit, until
     one has failed.
@@ -77,34 +78,36 @@ def from_process_0(what: str, make: Callable[[], Any]) -> Any:
         for other in range(1, count) if _times[what] > 1 else ():
             key_value.wait(f"{last}/read/{other}")
         key_value.delete(last)
-        key_value.put(f"{key}/value", json.dumps(make()))
-    value = json.loads(key_value.wait(f"{key}/value"))
+        key_value.put(f"{key}/value", json.dumps(_outcome(make)))
+    value, unavailable = json.loads(key_value.wait(f"{key}/value"))
     key_value.put(f"{key}/read/{index}", "")
+    if unavailable is not None:
+        raise Unavailable(unavailable)
     return value
 
 
+def _outcome(make: Callable[[], Any]) -> tuple[Any, str | None]:
+    try:
+        return make(), None
+    except Unavailable as error:
+        return None, str(error)
+
+
 def object_from_process_0(what: str, make: Callable[[], T]) -> T:
-    """As `from_process_0`, of any object that can be pickled, and of any size. What `make` raises as `Unavailable` is
-    raised in all processes."""
+    """As `from_process_0`, of any object that can be pickled, and of any size."""
     if key_value.processes()[1] == 1:
         return make()
     made: list[bytes] = []
 
     def size() -> int:
-        try:
-            made.append(pickle.dumps((make(), None)))
-        except Unavailable as error:
-            made.append(pickle.dumps((None, error)))
+        made.append(pickle.dumps(make()))
         return len(made[0])
 
     count = from_process_0(what, size)
     own = np.frombuffer(made[0], np.uint8) if made else np.zeros(count, np.uint8)
     split, find = _finder()
-    both = find(jax.make_array_from_process_local_data(split, own[None]))
-    value, error = pickle.loads(np.asarray(both).tobytes())
-    if error is not None:
-        raise error
-    return value
+    shared = find(jax.make_array_from_process_local_data(split, own[None]))
+    return pickle.loads(np.asarray(shared).tobytes())
 
 
 class AgreedStop:

@@ -111,17 +111,17 @@ def _served(connection: Connection, path: str) -> int:
     """The exit code of the process that serves by a connection; it ends with this one, however that ends. path: folders
     in which modules of whoever asks are looked for, after those of this process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), path))}
-    theirs, ours = os.pipe()
-    files = connection.fileno(), theirs
+    end, held = os.pipe()
+    files = connection.fileno(), end
     process = subprocess.Popen(
         command(*files), env=environment, process_group=0, pass_fds=files, stdin=subprocess.DEVNULL
     )
-    os.close(theirs)
+    os.close(end)
     connection.close()
     try:
         return process.wait()
     finally:
-        os.close(ours)
+        os.close(held)
         process.wait()
 
 

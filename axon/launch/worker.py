@@ -156,7 +156,7 @@ class Joined(Remote):
 
 
 def command(connection: int, *until: int) -> list[str]:
-    """What serves a `Remote` by the connection that an open file is, and ends with the pipe `until`, if any."""
+    """The command that serves a `Remote` by the connection that an open file is, and ends with the pipe `until`."""
     return [sys.executable, "-P", "-m", "axon.launch.worker", *map(str, (connection, *until))]
 
 

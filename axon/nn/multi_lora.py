@@ -89,7 +89,7 @@ class MultiAdaptedWeight(AdaptedWeight):
 
 
 class Room(NamedTuple):
-    """What there is room for beside a model: the `rank` of all adapters together; `paths` as of `MultiLoRA`."""
+    """Room for adapters beside a model: the `rank` of all together; `paths` as of `MultiLoRA`."""
 
     rank: int = 0
     paths: Patterns | None = None

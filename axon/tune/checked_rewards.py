@@ -19,11 +19,9 @@ class MatchesSchema:
     schema: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        schemas = installed("MatchesSchema", "jsonschema")
-        kind = schemas.validators.validator_for(self.schema, schemas.Draft202012Validator)
         try:
-            kind.check_schema(self.schema)
-        except schemas.SchemaError as error:
+            self._validator.check_schema(self.schema)
+        except installed("MatchesSchema", "jsonschema").SchemaError as error:
             raise UserError(f"MatchesSchema.schema is no JSON schema: at {error.json_path}, {error.message}") from None
 
     def __call__(self, sampled: Sampled) -> float:

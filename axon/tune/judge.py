@@ -65,12 +65,8 @@ class Judge:
         """`known`: name → numbers that are there already; an answer of which one is NaN is not asked about. Raises
         `Unavailable`, in all processes, where a reward does."""
         there = [place for place in range(len(answers)) if not any(np.isnan(one[place]) for one in known.values())]
-        each = {**known}
-        for name, reward in self._rewards.items():
-            said = from_process_0("rewards", partial(self._asked, name, reward, answers, there))
-            if isinstance(said, str):
-                raise Unavailable(said)
-            each[name] = np.array(said, float)
+        asked = {name: partial(self._asked, name, reward, answers, there) for name, reward in self._rewards.items()}
+        each = {**known, **{name: np.array(from_process_0("rewards", ask), float) for name, ask in asked.items()}}
         weighted = [self._weights.get(name, 1.0) * values for name, values in each.items()]
         return Scores(each, np.sum([np.zeros(len(answers)), *weighted], axis=0))
 
@@ -80,12 +76,11 @@ class Judge:
 
     def _asked(
         self, name: str, reward: RewardFunction, answers: Sequence[Sampled], there: Sequence[int]
-    ) -> list[float] | str:
-        """What a reward says of each answer; or, of one that is unavailable, why."""
+    ) -> list[float]:
         found, failures = [math.nan] * len(answers), []
         for place, said in zip(there, self._call.each(reward, [answers[place] for place in there]), strict=True):
             if isinstance(said, Unavailable):
-                return f"the reward {name!r} ({place_of(reward)}): {said}"
+                raise Unavailable(f"the reward {name!r} ({place_of(reward)}): {said}")
             try:
                 found[place] = finite(said)
             except Exception as error:

@@ -4,6 +4,8 @@ import asyncio
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
+from ssl import SSLContext
 from typing import Any
 
 import httpx2
@@ -88,7 +90,7 @@ class ModelJudge:
         """The reply's text. Raises `Unavailable` where there is none, also when it is cancelled after an attempt."""
         failed = ""
         try:
-            async with httpx2.AsyncClient(timeout=None, headers=self._headers()) as client:
+            async with httpx2.AsyncClient(timeout=None, verify=self._tls, headers=self._headers()) as client:
                 for attempt in range(self.attempts):
                     await asyncio.sleep(self.pause * 2 ** (attempt - 1) if attempt else 0)
                     try:
@@ -103,6 +105,11 @@ class ModelJudge:
             if not failed:
                 raise
         raise Unavailable(f"{self.url} does not answer: {failed}")
+
+    @cached_property
+    def _tls(self) -> SSLContext:
+        """Reading the certificates takes longer than a question to a server nearby."""
+        return httpx2.create_ssl_context()
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {os.environ[self.key]}"} if self.key else {}

@@ -12,9 +12,7 @@ from axon.tune.estimator import Estimator
 from axon.tune.partial_rollouts import PartialBatch, PartialSampler
 from axon.tune.policy_sampler import PolicySampler
 from axon.tune.prompts import PromptOrder
-from axon.tune.rollout import Rollout
 from axon.tune.rollout_feed import RolloutFeed
-from axon.tune.scoring import Scoring
 from axon.tune.selection import Selection
 
 
@@ -33,9 +31,8 @@ class PartialRolloutFeed(RolloutFeed):
         estimator: Estimator,
         staleness: int,
         parts: PartialSampler,
-        scoring: Scoring,
     ):
-        self._parts, self._scoring = parts, scoring
+        self._parts = parts
         super().__init__(context, order, sampler, selection, estimator, 0, staleness)
 
     def draw(self, state: State) -> Batch:
@@ -44,9 +41,7 @@ class PartialRolloutFeed(RolloutFeed):
             self._pending.append(self._parts.begun(number, self._order.batch(number)))
         batch = self._pending[0]
         self._parts.advance(state, self._pending, batch.number)
-        episodes, samples = self._parts.episodes(batch), len(batch.answers) // len(batch.prompts)
-        asked = [prompt for prompt in batch.prompts for _ in range(samples)]
-        rollout = Rollout(batch.prompts, episodes, self._scoring(asked, episodes))
+        rollout = self._sampler.rollout(batch.prompts, self._parts.episodes(batch))
         step, groups = int(state.step), np.arange(len(batch.prompts))
         drawn = self._drawn(state, step, batch.number, rollout, groups)
         self._pending.popleft()

@@ -120,10 +120,6 @@ class PartialSampler:
         logprobs = tuple(TokenLogprob(token, logprob) for token, logprob in pairs)
         return Answer(ids, text.push(ids) + text.finish(), Finish(answer.finish), logprobs)
 
-    def close(self) -> None:
-        """End what is being sampled."""
-        self._player.close()
-
 
 def _same(sampling: Sampling, turn: int) -> Sampling:
     return sampling

@@ -83,13 +83,13 @@ class PolicySampler:
             for row, prompt in enumerate(prompts, first)
             for choice in range(self._samples)
         ]
-        return partial(self._rewarded, prompts, starts, self._player.begin(state, starts))
+        wait = self._player.begin(state, starts)
+        return lambda: self.rollout(prompts, wait())
 
-    def _rewarded(
-        self, prompts: Sequence[Prompt], starts: Sequence[Start], wait: Callable[[], list[Episode]]
-    ) -> Rollout:
-        episodes = wait()
-        return Rollout(prompts, episodes, self._scoring([start.prompt for start in starts], episodes))
+    def rollout(self, prompts: Sequence[Prompt], episodes: Sequence[Episode]) -> Rollout:
+        """The rollout of prompts, and so many episodes of each in a row, with their rewards."""
+        asked = [prompt for prompt in prompts for _ in range(self._samples)]
+        return Rollout(prompts, episodes, self._scoring(asked, episodes))
 
     def stop(self) -> None:
         """End what is being sampled."""

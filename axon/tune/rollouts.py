@@ -289,7 +289,7 @@ class PreparedRollouts(FedCorpus):
         if not config.partial:
             return RolloutFeed(context, *parts, config.redraws, config.staleness)
         partly = PartialSampler(player, noise, config.samples, config.partial, self.tokenizer)
-        return PartialRolloutFeed(context, *parts, config.staleness, partly, scoring)
+        return PartialRolloutFeed(context, *parts, config.staleness, partly)
 
     def _player(self, context: FeedContext) -> Player:
         """What samples: an engine of this process, or the processes of `Rollouts.samplers`."""

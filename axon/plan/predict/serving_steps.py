@@ -60,7 +60,7 @@ class ServingSteps:
 
     @cached_property
     def _flops(self) -> tuple[int, int]:
-        """Of a token in the layers, which sees `context` others, and of a row of logits."""
+        """FLOPs of a token in the layers, which sees `context` others, and of a row of logits."""
         parts = self.program.runtime.module.flops_by_part(2 * self.context)  # whose queries see half of that
         return parts["layers"], parts["head"]
 

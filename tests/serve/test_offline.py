@@ -90,7 +90,7 @@ def test_who_stops_reading_leaves_nothing_running(engine, rng):
 
 def test_an_engine_is_as_large_as_its_requests_need(rng):
     continues, bounded, answering = (config.build() for config in (LLAMA, GPT2(VOCAB, 32, 1, 4, 48, 50), T5_MODEL))
-    (one,) = requests_of(rng, 1)
+    one = Request(tuple(rng.integers(0, VOCAB, rng.integers(2, 20)).tolist()), Sampling(int(rng.integers(1, 20))))
     assert capacity_for(continues, [one]) == Capacity(requests=1, length=128)
     assert capacity_for(bounded, [one] * 100) == Capacity(requests=64, length=50)
     longer = dataclasses.replace(one, sampling=Sampling(129 - len(one.prompt)))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from axon.run.folder import RunFolder
 
@@ -18,6 +19,7 @@ SMALLER = {
 }
 
 
+@pytest.mark.full
 def test_the_script_of_the_page_runs(text, caches, monkeypatch, tmp_path, capsys):
     from axon.data import Bpe, Folder
 

@@ -253,11 +253,9 @@ OF_FAMILIES: list[Case] = [
 ]
 AUTO: list[Case] = [("zero 3", "tensor", "auto"), ("replica", "sequence", "microbatches", "auto")]
 
-DEFAULT = [
-    *of("dense", COMPOSITIONS[1]),
-    *of("recorded", ("pipeline", "zero 3", "overlap")),
-]
+DEFAULT = of("dense", COMPOSITIONS[1])
 FULL = [
+    *of("recorded", ("pipeline", "zero 3", "overlap")),
     *of(
         "adapted",
         COMPOSITIONS[1],

@@ -37,6 +37,7 @@ def stable(tiny, do, tmp_path_factory):
     return do(train, tmp_path_factory.mktemp("stable") / "run", steps=10)
 
 
+@pytest.mark.full
 def test_a_branch_under_the_same_schedule_continues_bit_for_bit_as_the_run_itself(stable, do, tmp_path):
     whole = do(stable.train, shutil.copytree(stable.folder, tmp_path / "whole"))
     begun = do(branch(stable.train, stable.folder, step=5), tmp_path / "branch", steps=7)

@@ -67,6 +67,7 @@ def test_a_stopped_run_continues_bit_for_bit(taught, student, do, few, tmp_path)
         np.testing.assert_array_equal(one, other, err_msg=path)
 
 
+@pytest.mark.full
 def test_it_is_evaluated_beside_its_teacher(taught, few):
     with few(4):
         found = evaluate_run(str(taught.folder), None, taught.train.evaluation.batches, silent)

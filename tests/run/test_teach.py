@@ -41,6 +41,7 @@ def of(chats, file, top):
     return replace(chats, data=data, objective=TopDistillation(divergence="jensen_shannon", top=top))
 
 
+@pytest.mark.full
 def test_it_distils_as_beside_the_teacher(chats, trained, files, do, tmp_path):
     reference = {"teacher": Reference(trained.train.model, str(trained.folder))}
     objective = Distillation(divergence="jensen_shannon")

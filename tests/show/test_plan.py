@@ -47,6 +47,7 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_
         program(tree, Placement.of(tree.layout, [None] * 8))
 
 
+@pytest.mark.full
 def test_formats_are_ranked_together_and_each_of_them_is_among_the_plans(config, tmp_path, capsys):
     question = Question(config, "h100:2", ("Data.batch=16",), formats=("none", "FP8Current"))
     found = plan_config(question, 1)

@@ -16,6 +16,7 @@ from models.llama import Llama
 
 MODEL = Llama(vocab=64, embed=16, layers=2, heads=4, kv_heads=2, mlp=24)
 ONE = Layout({"data": 1})
+SPLIT = Layout({"data": 4, "tensor": 2}, zero=3, microbatches=2)
 BATCH, SEQ = 8, 16
 
 
@@ -39,7 +40,8 @@ def trained(program, packed_batch, seed, steps):
     return state, metrics
 
 
-@pytest.mark.parametrize("layout", [ONE, Layout({"data": 4, "tensor": 2}, zero=3, microbatches=2)], ids=str)
+@pytest.mark.few(layout=(SPLIT,))
+@pytest.mark.parametrize("layout", [ONE, SPLIT], ids=["one device", "split"])
 def test_a_scaled_loss_learns_what_float32_learns(layout, packed_batch, seed):
     _, expected = trained(program(), packed_batch, seed, 10)
     _, metrics = trained(program(layout, scaled(initial=2.0**8, every=4)), packed_batch, seed, 10)

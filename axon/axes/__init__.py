@@ -35,6 +35,7 @@ from axon.axes.scope import (
     log_choice,
     own_ranks,
     platform,
+    sequence_adapters,
     valid_rows,
 )
 from axon.axes.statistics import MAX, SUM, Report, Reporting

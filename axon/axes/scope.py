@@ -50,9 +50,10 @@ class Scope:
     for the platform's own; `row_block`: how many positions of `seq` a contraction works on at once, so that a
     position's result has the same bits however many there are; None: all. `valid_rows`: how many of them, the first
     ones, are of use, an array of the program; None: all. `own_ranks`: bool `batch seq rank`, which of the ranks that
-    low-rank adapters share are those of each position's own one; None: no position has an adapter. `execution` says how
-    the program is carried out; `choices` collects what was chosen while tracing, by topic (see `log_choice`), and
-    `rings` the mesh axes over which `einsum` made a ring of a collective.
+    low-rank adapters share are those of each position's own one; None: no position has an adapter.
+    `sequence_adapters`: int32 `batch`, the number of the adapter that each sequence trains, -1 for none; None: nobody
+    says. `execution` says how the program is carried out; `choices` collects what was chosen while tracing, by topic
+    (see `log_choice`), and `rings` the mesh axes over which `einsum` made a ring of a collective.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.
@@ -65,6 +66,7 @@ class Scope:
     row_block: int | None = field(default=None, kw_only=True)
     valid_rows: Any = field(default=None, kw_only=True)
     own_ranks: Any = field(default=None, kw_only=True)
+    sequence_adapters: Any = field(default=None, kw_only=True)
     execution: Execution = Execution()
     choices: dict[str, str] = field(default_factory=dict)
     rings: set[str] = field(default_factory=set)
@@ -135,6 +137,11 @@ def own_ranks(own: Array) -> AbstractContextManager[None]:
     """Say that inside the `with` block each position has an adapter: `own`, bool `batch seq rank`, says which of the
     ranks that adapters share are its own one's."""
     return _changed(lambda scope: replace(scope, own_ranks=own))
+
+
+def sequence_adapters(numbers: Array) -> AbstractContextManager[None]:
+    """Say that inside the `with` block each sequence trains an adapter: int32 `batch`, its number, -1 for none."""
+    return _changed(lambda scope: replace(scope, sequence_adapters=numbers))
 
 
 ALSO = "; also "

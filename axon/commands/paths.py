@@ -10,7 +10,11 @@ from axon.disk import as_path
 from axon.errors import UserError
 
 RunDir = Annotated[
-    str, typer.Argument(metavar="RUN_DIR", help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME.")
+    str,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME; RUN_DIR:NAME: one of its adapters.",
+    ),
 ]
 
 

@@ -1,7 +1,7 @@
 """A weight with a product of low rank beside it, W + scale · A·B."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from axon import axes
 from axon.axes import Names, base, einsum, strip_roles
 from axon.axes.contraction import contract
 from axon.axes.patterns import Contraction
-from axon.nn.param import Param, constant, fan_in
+from axon.nn.param import Initializer, Param, constant, fan_in
 from axon.nn.pissa import Principal, of_source
 from axon.nn.weight_transform import LookUp, Operand, Weight, beside
 from axon.parallel.expert import LowRank, Matrix
@@ -39,13 +39,8 @@ class AdaptedWeight(Operand):
         principal: Principal | None = None,
     ):
         self.base, self.inputs, self.rank, self.scale, self.principal = weight, inputs, rank, scale, principal
-        groups = groups_of(declared.axes, inputs)
-        outputs = outputs_of(declared.axes, inputs)
         drawn = (of_source if principal else fan_in)(" ".join(inputs))
-        self.a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, sizes={"rank": rank})
-        self.b = beside(
-            declared, (*groups, "rank", *outputs), constant(0.0), jnp.float32, sizes={"rank": rank}, decay=True
-        )
+        self.a, self.b = factors_beside(declared, inputs, rank, drawn)
 
     @property
     def axes(self) -> Names:
@@ -54,7 +49,7 @@ class AdaptedWeight(Operand):
     def contract(self, contraction: Contraction, x: Array) -> Array:
         """`x·W + scale · (x·A)·B`; where a contraction sums over outputs of W, B comes first."""
         y = einsum(contraction.text, x, self.base)
-        return y + self.scale * self._low(contraction, x)
+        return y + self.scale * low_rank_product(self.axes, self.a, self.b, contraction, x, self._own)
 
     def grouped(self, bias: Any) -> Matrix:
         low = LowRank(self.a.get_value(), self.b.get_value(), self.scale)
@@ -75,9 +70,9 @@ class AdaptedWeight(Operand):
 
     def derived(self, value: Array) -> dict[str, Array]:
         if self.principal is None:
-            return self._derived_base(value)
+            return derived_base(self.base, value)
         residual, a, b = self._split(value.astype(jnp.float32), self.principal)
-        return self._derived_base(residual) | {"a": a, "b": b}
+        return derived_base(self.base, residual) | {"a": a, "b": b}
 
     def _split(self, value: Array, principal: Principal) -> tuple[Array, Array, Array]:
         """What remains of the weight without scale · A·B, and A and B: layer by layer, each whole on every device."""
@@ -104,11 +99,6 @@ class AdaptedWeight(Operand):
             each = partial(lax.map, each)
         return each(axes.reshard(value, PartitionSpec(*(None,) * stack, *own)))
 
-    def _derived_base(self, value: Array) -> dict[str, Array]:
-        if isinstance(self.base, Operand):
-            return {f"base/{name}": part for name, part in self.base.derived(value).items()}
-        return {"base": value.astype(self.base.get_value().dtype)}
-
     def merged(self, values: Mapping[str, Array]) -> Array:
         full = self._merged_base(values)
         stack = tuple(f"stack{i}" for i in range(full.ndim - len(self.axes)))
@@ -124,23 +114,41 @@ class AdaptedWeight(Operand):
         """The products with the first factor, of these axes, that the second factor is multiplied with."""
         return narrow
 
-    def _low(self, contraction: Contraction, x: Array) -> Array:
-        """`(x·A)·B`, in the order in which the contraction sums."""
-        called = dict(zip(self.axes, contraction.right, strict=True)) | {"rank": "rank"}
-        summed = set(strip_roles(contraction.left)) - set(strip_roles(contraction.out))
-        of_a, of_b = (tuple(called[name] for name in factor.axes) for factor in (self.a, self.b))
-        inputs = set(strip_roles(self.a.axes)) - set(GROUPS)
-        first, last = (of_a, self.a), (of_b, self.b)
-        if not summed & inputs:
-            first, last = last, first
-        names, factor = first
-        here = set(strip_roles(names)) - set(GROUPS)
-        kept = tuple(name for name in contraction.left if base(name) not in summed & here)
-        new = tuple(name for name in names if base(name) not in (*strip_roles(contraction.left), "rank"))
-        middle = (*kept, *new, "rank")
-        narrow = self._own(middle, einsum(product_pattern(contraction.left, names, middle), x, factor))
-        names, factor = last
-        return einsum(product_pattern(middle, names, contraction.out), narrow, factor)
+
+def factors_beside(declared: Param, inputs: Names, rank: int, drawn: Initializer) -> tuple[Param, Param]:
+    """A, groups inputs `rank`, with the initial values `drawn`, and B, groups `rank` outputs, 0 at first; float32."""
+    groups, outputs, sizes = groups_of(declared.axes, inputs), outputs_of(declared.axes, inputs), {"rank": rank}
+    a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, sizes=sizes)
+    return a, beside(declared, (*groups, "rank", *outputs), constant(0.0), jnp.float32, sizes=sizes, decay=True)
+
+
+def derived_base(weight: Weight, value: Array) -> dict[str, Array]:
+    """What follows from the value of a weight that is the `base` of an operand, by path in that."""
+    if isinstance(weight, Operand):
+        return {f"base/{name}": part for name, part in weight.derived(value).items()}
+    return {"base": value.astype(weight.get_value().dtype)}
+
+
+def low_rank_product(
+    axes: Names, a: Param, b: Param, contraction: Contraction, x: Array, own: Callable[[Names, Array], Array]
+) -> Array:
+    """`(x·A)·B`, in the order in which the contraction with a weight of these `axes` sums. `own(names, narrow)`: what
+    of the products with the first factor, of the axes `names`, is multiplied with the second."""
+    called = dict(zip(axes, contraction.right, strict=True)) | {"rank": "rank"}
+    summed = set(strip_roles(contraction.left)) - set(strip_roles(contraction.out))
+    of_a, of_b = (tuple(called[name] for name in factor.axes) for factor in (a, b))
+    inputs = set(strip_roles(a.axes)) - set(GROUPS)
+    first, last = (of_a, a), (of_b, b)
+    if not summed & inputs:
+        first, last = last, first
+    names, factor = first
+    here = set(strip_roles(names)) - set(GROUPS)
+    kept = tuple(name for name in contraction.left if base(name) not in summed & here)
+    new = tuple(name for name in names if base(name) not in (*strip_roles(contraction.left), "rank"))
+    middle = (*kept, *new, "rank")
+    narrow = own(middle, einsum(product_pattern(contraction.left, names, middle), x, factor))
+    names, factor = last
+    return einsum(product_pattern(middle, names, contraction.out), narrow, factor)
 
 
 def groups_of(axes: Names, inputs: Names) -> Names:

@@ -45,9 +45,8 @@ class DecomposedWeight(AdaptedWeight):
         self.magnitude = beside(declared, names, drawn, jnp.float32, decay=False)
         self.norm = beside(declared, names, drawn, jnp.float32, decay=False, trained=False)
 
-    @property
-    def drawn_with_weight(self) -> tuple[Param, ...]:
-        return self.magnitude, self.norm
+    def drawn_as(self, path: str) -> list[tuple[Param, str]]:
+        return [(self.magnitude, path), (self.norm, path)]
 
     def contract(self, contraction: Contraction, x: Array) -> Array:
         return scaled_product(contraction, x, self._scales(), super().contract)

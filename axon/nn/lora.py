@@ -1,6 +1,7 @@
 """LoRA: low-rank adapters beside frozen weights (Hu et al., arXiv:2106.09685)."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -8,13 +9,31 @@ import jax
 import jax.numpy as jnp
 
 from axon.checks import check_range
+from axon.composition import ACROSS_LAYERS, AVERAGES, REPLICAS, SKIPS, STAGES, Part
 from axon.errors import UserError
 from axon.nn.adapted_weight import AdaptedWeight, outputs_of
+from axon.nn.adapter_set import AdapterSet
 from axon.nn.dora import DecomposedWeight
 from axon.nn.param import Param, ParamSpec
 from axon.nn.pissa import Principal
 from axon.nn.weight_transform import Operand, Weight, WeightTransform
 from axon.path_patterns import Patterns
+
+NAME = re.compile(r"[\w.-]+")
+"""Of an adapter."""
+
+SEVERAL = Part(
+    "LoRA.adapters",
+    "train one adapter, LoRA.adapters = ()",
+    frozenset({SKIPS}),
+    {
+        STAGES: "stages of a pipeline are not told which adapter a sequence trains",
+        REPLICAS: "between outer steps a replica would step an adapter of which it has no sequence",
+        AVERAGES: "the parameters of one adapter are not averaged apart from those of others",
+        ACROSS_LAYERS: "each adapter has an optimizer of its own, which is given its parameters alone",
+    },
+)
+"""Several adapters, for the other parts of a run."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,8 @@ class LoRA(WeightTransform):
             randomised decomposition, 16 in the paper; None for the exact one.
         others: patterns of the model's parameters that train beside the adapters, such as norms.
         base: the dtype in which W is stored; None for its own.
+        adapters: names of adapters that are trained at once, each with an A and a B of its own by the sequences of the
+            data that are its own, as if it were alone (`axon.train.by_adapter`); () for one by all.
     """
 
     paths: Patterns | None = None
@@ -47,6 +68,7 @@ class LoRA(WeightTransform):
     pissa_iterations: int | None = None
     others: Patterns = ()
     base: Literal["float32", "bfloat16"] | None = None
+    adapters: tuple[str, ...] = ()
 
     adapts: ClassVar[bool] = True
 
@@ -56,6 +78,20 @@ class LoRA(WeightTransform):
         check_range(self, "[0, 1000]", "pissa_iterations")
         if self.pissa_iterations is not None and self.keeps_weights:
             raise UserError("LoRA.pissa_iterations is of LoRA.init = 'pissa': set that too, or leave it out")
+        if self.adapters:
+            self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        if wrong := [name for name in self.adapters if not NAME.fullmatch(name) or self.adapters.count(name) > 1]:
+            raise UserError(
+                f"LoRA.adapters has {wrong[0]!r}; must be different names, of letters, digits and any of _-."
+            )
+        shared = {"dora = True": self.dora, "init = 'pissa'": not self.keeps_weights, "others": bool(self.others)}
+        if found := [name for name, is_set in shared.items() if is_set]:
+            raise UserError(
+                f"LoRA.{found[0]} is of all sequences together, and LoRA.adapters are each trained by their own: leave "
+                "it out, or train the adapters one after the other"
+            )
 
     @property
     def keeps_weights(self) -> bool:
@@ -76,11 +112,18 @@ class LoRA(WeightTransform):
             )
         if self.base is not None:
             declared.set_value(jax.ShapeDtypeStruct(declared.get_value().shape, jnp.dtype(self.base)))
+        if self.adapters:
+            return AdapterSet(weight, declared, spec.inputs, self.rank, self.scale, self.adapters)
         kind = DecomposedWeight if self.dora else AdaptedWeight
         principal = None if self.keeps_weights else Principal(self.pissa_iterations)
         return kind(weight, declared, spec.inputs, self.rank, self.scale, principal)
 
     @property
+    def composition(self) -> tuple[Part, ...]:
+        return super().composition + ((SEVERAL,) if self.adapters else ())
+
+    @property
     def text(self) -> str:
-        start = "" if self.keeps_weights else ", begun as PiSSA"
-        return f"{'DoRA' if self.dora else 'LoRA'} of rank {self.rank}, scale {self.scale:g}{start}"
+        more = "" if self.keeps_weights else ", begun as PiSSA"
+        more += f", one for each of {', '.join(self.adapters)}" if self.adapters else ""
+        return f"{'DoRA' if self.dora else 'LoRA'} of rank {self.rank}, scale {self.scale:g}{more}"

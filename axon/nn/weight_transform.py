@@ -38,10 +38,10 @@ class Operand(nnx.Module):
     def axes(self) -> Names:
         """The axes of the weight."""
 
-    @property
-    def drawn_with_weight(self) -> "tuple[Param, ...]":
-        """Of its parameters those whose initial values follow from the weight's, and are drawn by its key."""
-        return ()
+    def drawn_as(self, path: str) -> "list[tuple[Param, str]]":
+        """Of its parameters, in the place of the weight `path`, those whose initial values are drawn by the key of
+        another path, as the weight's where they follow from its own; and that path."""
+        return []
 
     @abstractmethod
     def contract(self, contraction: Contraction, x: Array) -> Array:
@@ -81,13 +81,15 @@ class WeightTransform(ABC):
     `paths` are patterns of the model's parameters, of which only matrices are taken; by default those of the blocks but
     for routers, whose choice turns on small differences. `adapts`: whether its operands' own parameters train, and
     then nothing else does, but what `others` matches. `freezes`: whether some of the model's weights do not.
-    `keeps_weights`: whether the model without its operands is what a run starts from.
+    `keeps_weights`: whether the model without its operands is what a run starts from. `adapters`: the names of those
+    that it trains at once, each by sequences of its own; none where it trains one by all.
     """
 
     paths: Patterns | None
     adapts: ClassVar[bool] = False
     freezes: ClassVar[bool] = True
     others: Patterns = ()
+    adapters: tuple[str, ...] = ()
 
     @property
     def keeps_weights(self) -> bool:
@@ -150,8 +152,8 @@ def transform_weights(module: nnx.Module, transforms: Sequence[WeightTransform])
             owner, name = whose[path]
             made = found[path] = transform.operand(vars(owner)[name], weights[path], declared[path])
             setattr(owner, name, made)
-            for param in made.drawn_with_weight:
-                param.set_metadata(drawn_as=path)
+            for param, as_path in made.drawn_as(path):
+                param.set_metadata(drawn_as=as_path)
     trained = _trained(transforms, declared)
     for path, weight in weights.items():
         weight.set_metadata(drawn_as=path, trained=path in trained)
@@ -168,6 +170,18 @@ def _trained(transforms: Sequence[WeightTransform], declared: Mapping[str, Param
         check_patterns(f"{type(one).__name__}.others", one.others, declared, "of this model")
     taken = {path for path, spec in declared.items() if any(one.fits(path, spec) for one in adapting)}
     return {path for path in declared if any(matches(path, one.others) for one in others)} - taken
+
+
+def adapter_names(transforms: Sequence[WeightTransform]) -> tuple[str, ...]:
+    """The adapters that are trained at once, by number. Raises `UserError` where another transform trains beside."""
+    adapting = [one for one in transforms if one.adapts]
+    names = tuple(name for one in adapting for name in one.adapters)
+    if names and len(adapting) > 1:
+        raise UserError(
+            f"Train.transforms has {len(adapting)} that train, and one has the adapters {', '.join(names)}, each of "
+            "which is to be as if it were trained alone: leave the others out"
+        )
+    return names
 
 
 def beside(

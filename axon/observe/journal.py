@@ -12,6 +12,7 @@ from axon.observe.metrics import MetricsFile, Record, missing_steps, read_metric
 from axon.observe.plot import plot_experts, plot_loss
 from axon.observe.progress import Progress
 from axon.observe.trackers import Tracker, TrackerConfig
+from axon.train.by_adapter import LOSS
 
 
 class Folder(Protocol):
@@ -87,7 +88,8 @@ class FileJournal(Journal):
 
     def stepped(self, record: Record) -> None:
         self.evaluated(record)
-        self._progress.update(record["step"], record["loss"], record["tokens_per_second"], record["mfu"])
+        losses = {name.removeprefix(LOSS): value for name, value in record.items() if name.startswith(LOSS)}
+        self._progress.update(record["step"], record["loss"], record["tokens_per_second"], record["mfu"], losses)
 
     def evaluated(self, record: Record) -> None:
         self._metrics.append(record)

@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType, TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -14,16 +14,19 @@ from rich.progress import Progress as Bar
 
 @dataclass(frozen=True)
 class Status:
-    """A step's numbers, as shown. `mfu` is a fraction of 1, or None where the hardware's peak is not known."""
+    """A step's numbers, as shown. `mfu` is a fraction of 1, or None where the hardware's peak is not known; `losses`:
+    of each adapter, by name, where several are trained at once."""
 
     step: int
     loss: float
     tokens_per_second: float
     mfu: float | None
+    losses: Mapping[str, float] = field(default_factory=dict)
 
     def text(self, remaining: float | None) -> str:
         """Loss, tokens/s, MFU in percent, and `remaining` seconds as the time left."""
-        parts = [f"loss {self.loss:.4f}", f"{self.tokens_per_second:,.0f} tok/s"]
+        of_each = [f"{name} {loss:.4f}" for name, loss in self.losses.items()]
+        parts = [f"loss {self.loss:.4f}", *of_each, f"{self.tokens_per_second:,.0f} tok/s"]
         parts += [] if self.mfu is None else [f"MFU {100 * self.mfu:.1f} %"]
         parts += [] if remaining is None else [f"ETA {duration(remaining)}"]
         return "  ".join(parts)
@@ -58,12 +61,19 @@ class Progress:
         self._per_step: float | None = None
         self._shown = -float("inf")
 
-    def update(self, step: int, loss: float, tokens_per_second: float, mfu: float | None = None) -> None:
+    def update(
+        self,
+        step: int,
+        loss: float,
+        tokens_per_second: float,
+        mfu: float | None = None,
+        losses: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """Step `step` of `steps` is done; takes well under a millisecond."""
         now = self._clock()
         self._measure(step, now)
         remaining = None if self._per_step is None else self._per_step * (self._steps - step)
-        text = Status(step, loss, tokens_per_second, mfu).text(remaining)
+        text = Status(step, loss, tokens_per_second, mfu, losses).text(remaining)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, text=text)
         elif step >= self._steps or now - self._shown >= self._seconds:

@@ -22,7 +22,6 @@ from axon.nn import parameters
 from axon.nn.lora import LoRA
 from axon.nn.multi_lora import MultiLoRA, Room
 from axon.run.adapter import factor_specs, lora_of, lora_of_run, read_factors
-from axon.run.folder import RunFolder
 from axon.run.trained import PARAMETERS, Report, Trained, TrainedHub, TrainedRun
 from axon.runtime import Runtime, flattened
 from axon.serve.adapters import ROOM, Adapter
@@ -151,7 +150,7 @@ class _OfRun:
     """Of a run, which has its base too: config and numbers are compared with the model's."""
 
     def __init__(self, source: str, trained: Trained):
-        self._source, self._run = source, TrainedRun(RunFolder.existing(source))
+        self._source, self._run = source, TrainedRun(source)
         train = self._run.train
         self.lora = lora_of_run(train, source)
         if isinstance(train.optimizer, Averaging):
@@ -166,7 +165,7 @@ class _OfRun:
 
     def read(self, runtime: Runtime, base: Mapping[str, Array]) -> dict[str, Array]:
         self._check_base(runtime, base)
-        return self._run.reader().restore_arrays(PARAMETERS, runtime.abstract(factor_specs(runtime)))
+        return self._run.read_stored(runtime.abstract(factor_specs(runtime)))
 
     def _check_base(self, runtime: Runtime, base: Mapping[str, Array]) -> None:
         """Of what the run has frozen, vectors and the smallest matrix that it adapts have to be the model's."""

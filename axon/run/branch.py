@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from axon.checkpoint import CheckpointError, Reader
+from axon.checkpoint.huggingface.hub import is_hub
 from axon.checkpoint.verify import content_digest
 from axon.config import dump
 from axon.errors import UserError
 from axon.fields import differences, may_change
 from axon.run.init_from import InitFrom
 from axon.run.restore import check_finite, check_same_mesh, restore_state
-from axon.run.trained import Report, TrainedRun, open_trained
+from axon.run.trained import Report, TrainedRun
 from axon.run.tree import Train
 from axon.runtime import Runtime
 from axon.train.state import State
@@ -34,12 +35,12 @@ class Branch:
     @classmethod
     def of(cls, train: Train, init_from: InitFrom) -> "Branch":
         """Reads no array. Raises `UserError` if there is no such checkpoint, or `train` ends before it."""
-        source = open_trained(init_from.source)
-        if not isinstance(source, TrainedRun):
+        if is_hub(init_from.source):
             raise UserError(
                 f"InitFrom.optimizer is True, and {init_from.source} has no optimizer's state: name the folder of a "
                 "run, or set it to False"
             )
+        source = TrainedRun(init_from.source, whole=True)
         reader = source.reader()
         step = int(reader.folder(init_from.step).name)
         if step >= train.steps:

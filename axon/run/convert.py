@@ -49,7 +49,7 @@ def convert(source: str, target: str, report: Report, shard: int = SHARD) -> Non
     if is_hub(source):
         _import(open_model(source), out, report)
     else:
-        _export(RunFolder.existing(source), out, report, shard)
+        _export(TrainedRun(source), out, report, shard)
 
 
 def _import(hub: HubModel, out: Path, report: Report) -> None:
@@ -73,10 +73,9 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
     report(f"{hub.name} is a run in {out}: {use}Train.init_from = {str(out)!r}")
 
 
-def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
+def _export(trained: TrainedRun, out: Path, report: Report, shard: int) -> None:
     """safetensors, and the files that `transformers` opens a model by."""
-    trained = TrainedRun(folder)
-    train, kept = trained.train, folder.companions
+    train, kept = trained.train, trained.folder.companions
     config, table = _config(train, kept)
     tokenizer = trained.tokenizer if train.data.text is not None else None
     runtime = runtime_of(train, report)

@@ -13,20 +13,31 @@ from axon.run.folder import RunFolder
 from axon.run.init_from import InitFrom
 from axon.run.inspect import runtime_of
 from axon.run.pissa_adapter import beside_whole_weights
-from axon.run.trained import Report, TrainedRun
+from axon.run.trained import Report, TrainedRun, run_and_adapter
 from axon.run.tree import Train
 from axon.runtime import flattened
 
 
 def export_adapter(run: str, out: str | Path, base: str | None, report: Report) -> None:
-    """The last adapters of a run as the new folder `out`.
+    """The last adapters of a run as the new folder `out`; where it trains several at once, the folder of each there.
 
     `base`: `hf:DIR_OR_NAME` of the model that they are of; by default what the run started from. Raises `UserError` for
     a run whose adapters are not all that it trained, or that the format cannot say.
     """
     out = named(out, "OUT")
     check_new(out, "OUT")
-    trained = TrainedRun(RunFolder.existing(run))
+    path, adapter = run_and_adapter(run)
+    names = () if adapter else RunFolder.existing(path).tree().adapters
+    sources = {out / name: f"{run}:{name}" for name in names} or {out: run}
+    with atomic_folder(out, "OUT") as part:
+        written = {folder: _write(one, part / folder.relative_to(out), base, report) for folder, one in sources.items()}
+    for folder, what in written.items():
+        report(f"{what} in {folder}: axon serve {PREFIX}{folder}")
+
+
+def _write(run: str, folder: Path, base: str | None, report: Report) -> str:
+    """The adapter of a run in a folder; returns how much it is, for a person."""
+    trained = TrainedRun(run)
     lora = lora_of_run(trained.train, run)
     hub = open_model(base or _base(trained.train, run))
     runtime = runtime_of(trained.train, report)
@@ -45,10 +56,9 @@ def export_adapter(run: str, out: str | Path, base: str | None, report: Report) 
         "use_dora": lora.dora,
         "lora_dropout": 0.0,
     }
-    with atomic_folder(out, "OUT") as part:
-        write_adapter(part, factors, Theirs(factors.pieces, fetch_from(values)), settings, hub.digest())
-    matrices = len(factors.pieces.shapes) // (2 + lora.dora)
-    report(f"{matrices} adapted matrices of {hub.name} in {out}: axon serve {PREFIX}{out}")
+    folder.mkdir(exist_ok=True)
+    write_adapter(folder, factors, Theirs(factors.pieces, fetch_from(values)), settings, hub.digest())
+    return f"{len(factors.pieces.shapes) // (2 + lora.dora)} adapted matrices of {hub.name}"
 
 
 def _base(train: Train, run: str) -> str:

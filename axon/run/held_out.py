@@ -1,7 +1,9 @@
 """Evaluation of a run: the loss of its objective on held-out data, of text or of images."""
 
 import math
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 
 from axon.data import Prepared
 from axon.errors import UserError
+from axon.train.by_adapter import LOSS
 from axon.train.evaluate import Evaluator
 from axon.train.objective import TOKEN
 
@@ -22,6 +25,7 @@ class HeldOutLoss:
         unit: what the loss is the mean over, see `axon.train.objective.Objective`. count: how many of them there were.
         bits_per_byte: of the text; None for images, and where not every token is predicted.
         accuracy: the share of images whose most likely class is theirs; None where the objective does not report it.
+        adapters: the loss of each adapter on its own data, where several are trained at once.
     """
 
     loss: float
@@ -29,16 +33,19 @@ class HeldOutLoss:
     count: int
     bits_per_byte: float | None = None
     accuracy: float | None = None
+    adapters: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         """By name, the numbers that there are."""
         found = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "accuracy": self.accuracy}
+        found |= {f"{LOSS}{name}": loss for name, loss in self.adapters.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def __str__(self):
         parts = [f"loss {self.loss:.4f} nats per {self.unit}"]
         parts += [] if self.bits_per_byte is None else [f"{self.bits_per_byte:.4f} bits per byte"]
         parts += [] if self.accuracy is None else [f"accuracy {self.accuracy:.4f}"]
+        parts += [f"{name} {loss:.4f}" for name, loss in self.adapters.items()]
         return ", ".join([*parts, f"over {self.count:,} {self.unit}{'s' * (self.count != 1)}"])
 
 
@@ -49,13 +56,13 @@ def held_out_loss(
 
     Raises `UserError` where it is not finite, or where there is nothing to predict.
     """
-    totals, size = {name: np.zeros(2) for name in ("loss", "accuracy")}, 0.0
+    totals, size = defaultdict[str, np.ndarray](lambda: np.zeros(2)), 0.0
     total_of = jax.jit(jnp.sum)
     with data.held_out(batches, evaluator.host_sequences) as held_out:
         for batch in held_out:
             found = jax.device_get(evaluator(parameters, evaluator.place(batch), variables))
-            for name in totals.keys() & found.keys():
-                totals[name] += np.asarray(found[name], np.float64)
+            for name, pair in found.items():
+                totals[name] += np.asarray(pair, np.float64)
             lengths = data.text_bytes(batch)
             if lengths is not None and evaluator.unit == TOKEN:
                 size += float(total_of(evaluator.place({"weights": lengths})["weights"]))  # over all processes
@@ -70,4 +77,7 @@ def held_out_loss(
             "they were saved. Evaluate an earlier checkpoint"
         )
     bits = nats / math.log(2) / size if size else None
-    return HeldOutLoss(nats / count, evaluator.unit, round(count), bits, right / labels if labels else None)
+    own = {name.removeprefix(LOSS): pair.tolist() for name, pair in totals.items() if name.startswith(LOSS)}
+    adapters = {name: nats / count for name, (nats, count) in own.items() if count}
+    accuracy = right / labels if labels else None
+    return HeldOutLoss(nats / count, evaluator.unit, round(count), bits, accuracy, adapters)

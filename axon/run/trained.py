@@ -21,6 +21,7 @@ from axon.fields import changed, leaves
 from axon.layout import Layout
 from axon.model_config import ImageConfig, PaddedConfig, vocab_of
 from axon.nn import parameters
+from axon.nn.adapter_set import stored_factor
 from axon.run.folder import RunFolder
 from axon.run.hub_objective import text_objective
 from axon.run.restore import check_finite, restore_evaluated
@@ -29,6 +30,7 @@ from axon.runtime import Runtime, flattened, nested
 from axon.train.classification import Classification
 from axon.train.objective import Objective
 from axon.train.optimizers import AdamW, Averaging, Constant
+from axon.tune.examples import Examples
 
 SEQ = 1024
 """Positions of a sequence in an evaluation of a model of the hub, if it has as many."""
@@ -42,11 +44,12 @@ Each = Callable[[str, Any], Any]
 
 def open_trained(name: str | Path) -> "Trained":
     """The trained model of a run's folder, or of `hf:DIR_OR_NAME`. Raises `UserError` if there is none."""
-    return TrainedHub(open_model(str(name))) if is_hub(name) else TrainedRun(RunFolder.existing(name))
+    return TrainedHub(open_model(str(name))) if is_hub(name) else TrainedRun(name)
 
 
 class TrainedRun:
-    """The latest checkpoint of a run.
+    """The latest checkpoint of a run, which has the folder `name`, or of one adapter of those that it trains at once:
+    `RUN:ADAPTER` is used as the run that trains it alone. `whole`: whether the run is meant with all of its adapters.
 
     `has_text`: whether the run says on which text it is evaluated. `always_cast`: whether its arrays may be of another
     dtype than this model's. `train`: the run itself. `remarks`: what a person should know of how it is read.
@@ -55,9 +58,12 @@ class TrainedRun:
     has_text, always_cast = True, False
     remarks: tuple[str, ...] = ()
 
-    def __init__(self, folder: RunFolder):
-        self.folder = folder
-        self.train: Train = folder.tree()
+    def __init__(self, name: str | Path, *, whole: bool = False):
+        path, self.adapter = run_and_adapter(str(name))
+        self.folder = RunFolder.existing(path)
+        self.train: Train = self.folder.tree()
+        if not whole and (self.adapter or self.train.adapters):
+            self.train = _of_adapter(self.train, path, self.adapter, self.tokenizer)
 
     @property
     def trained_length(self) -> int:
@@ -146,7 +152,22 @@ class TrainedRun:
             placement=runtime.placement,
             transforms=self.train.weight_transforms,
         )
-        return own, *restore_evaluated(self.reader(), own, self.train.optimizer)
+        if not self.adapter:
+            return own, *restore_evaluated(self.reader(), own, self.train.optimizer)
+        values = nested(self.read_stored(own.abstract(own.parameters)))
+        check_finite(self.reader(), own, values)
+        return own, values, {}
+
+    def read_stored(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+        """Some of the parameters of the run's model with its transforms, by path, as the checkpoint has them."""
+        stored = {path: self._stored(path) for path in abstract}
+        found = self.reader().restore_arrays(PARAMETERS, {stored[path]: leaf for path, leaf in abstract.items()})
+        return {path: found[stored[path]] for path in abstract}
+
+    def _stored(self, path: str) -> str:
+        """Where the checkpoint has a parameter, of an adapter's run the factors of this one."""
+        is_factor = path.endswith(("/a", "/b"))
+        return stored_factor(path, self.adapter) if self.adapter and is_factor else path
 
     def _converted(self, reader: Reader, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
         """`read` where the parameters to evaluate follow from all of the state: it is restored on this layout first."""
@@ -164,6 +185,24 @@ class TrainedRun:
         """Stands for its parameters, as far as that is known without reading them."""
         reader = self.reader()
         return f"step {reader.latest()}, {content_digest(reader.folder())}"
+
+
+def run_and_adapter(name: str) -> tuple[str, str]:
+    """`RUN:ADAPTER` as both; without an adapter, as of a folder that is there by this name, '' in its place."""
+    run, _, adapter = name.rpartition(":")
+    return (run, adapter) if run and "/" not in adapter and not Path(name).exists() else (name, "")
+
+
+def _of_adapter(train: Train, run: str, adapter: str, tokenizer: TokenizerFile) -> Train:
+    """The run of one adapter of `run`, with its tokenizer. Raises `UserError` unless this names one that it has."""
+    if not train.adapters:
+        raise UserError(f"{run} does not train several adapters at once (LoRA.adapters): name it {run}")
+    if adapter not in train.adapters:
+        what = f"no adapter {adapter!r}, and" if adapter else "not one model:"
+        names = ", ".join(f"{run}:{name}" for name in train.adapters)
+        raise UserError(f"{run} has {what} several that it trains at once: name one, {names}")
+    alone = train.of_adapter(adapter)
+    return replace(alone, data=replace(alone.data, tokenizer=tokenizer)) if isinstance(alone.data, Examples) else alone
 
 
 def _differing(model: Any, theirs: Any, source: str) -> dict[str, str]:

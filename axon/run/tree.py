@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +17,9 @@ from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, Location
 from axon.layout import Layout
+from axon.nn.lora import LoRA
 from axon.nn.low_precision import with_recipe
-from axon.nn.weight_transform import WeightTransform
+from axon.nn.weight_transform import WeightTransform, adapter_names
 from axon.object_store import is_url
 from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
@@ -156,8 +157,29 @@ class Train:
             data = type(self.data.data if isinstance(self.data, FeedConfig) else self.data).__name__
             raise UserError(f"Train.evaluation needs {data}.held_out above 0: set it, or Train.evaluation to None")
         self._check_best()
+        if self.adapters or (isinstance(self.data, Examples) and self.data.adapters):
+            self._check_adapters()
         if self.data.text is None and self.sample is not None:
             raise UserError("Train.sample is text to continue, and Train.data are images: set Train.sample to None")
+
+    def _check_adapters(self) -> None:
+        """Raise `UserError` unless the data are of the adapters that are trained, and nothing is asked of the model as
+        a whole."""
+        data, kind = self.data, type(self.data).__name__
+        if not isinstance(data, Examples):
+            raise UserError(f"LoRA.adapters are {self.adapters}, and Train.data is {kind}: set it to @Chats()")
+        if tuple(dict.fromkeys(data.adapters)) != self.adapters:
+            raise UserError(
+                f"LoRA.adapters is {self.adapters}, and {kind}.adapters, which says whose each source is, "
+                f"{data.adapters}: name the same ones in both, in one order"
+            )
+        answers = self.evaluation is not None and self.evaluation.answers is not None
+        asked = {"Evaluation.answers": answers, "Train.sample": self.sample is not None}
+        if found := [name for name, is_set in asked.items() if is_set]:
+            raise UserError(
+                f"{found[0]} is set, which is of one model, and LoRA.adapters make {len(self.adapters)}: leave it out, "
+                f"and ask each when the run is done, as axon generate RUN:{self.adapters[0]}"
+            )
 
     def _check_best(self) -> None:
         """Raise `UserError` if no checkpoint but the last is evaluated, of which the best are to be kept."""
@@ -175,6 +197,17 @@ class Train:
                 f"is both saved and evaluated: Checkpoints.every is {every}, Evaluation.every {evaluation.every}. Set "
                 f"Evaluation.every to {every}"
             )
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters that are trained at once; none where all that is trained is one model."""
+        return adapter_names(self.transforms)
+
+    def of_adapter(self, name: str) -> "Train":
+        """The run that trains this one of `adapters` alone, by its own sources."""
+        assert isinstance(self.data, Examples)
+        alone = tuple(replace(one, adapters=()) if isinstance(one, LoRA) else one for one in self.transforms)
+        return replace(self, transforms=alone, data=self.data.of_adapter(name))
 
     @property
     def reference_models(self) -> dict[str, object]:

@@ -18,11 +18,12 @@ from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn.low_precision import with_recipe
 from axon.nn.param import with_zero_padding
-from axon.nn.weight_transform import WeightTransform
+from axon.nn.weight_transform import WeightTransform, adapter_names
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
+from axon.train.by_adapter import ByAdapter, EachAdapter
 from axon.train.check_parameters import check_parameters
 from axon.train.delayed import Delayed
 from axon.train.evaluate import Evaluator
@@ -81,6 +82,8 @@ class Program:
     ):
         mesh = {"devices": devices, "placement": placement, "seq": seq}
         transforms = with_recipe(precision.recipe, transforms)
+        adapters = adapter_names(transforms)
+        objective = ByAdapter.of(objective, adapters) if adapters else objective
         self.runtime = Runtime(model, layout, precision=precision, execution=execution, transforms=transforms, **mesh)
         precision.check_training(self.runtime.placement)
         objective.check(self.runtime.module)
@@ -91,7 +94,7 @@ class Program:
         self.gradients = _gradients(self.evaluator, seed)
         own = parts_of(objective, self.references, self.evaluator.pipeline, execution, outer, faults, *transforms)
         check_composition([*own, *parts_of(precision.loss_scale), *optimizer_parts(optimizer)])
-        self.update = self._delayed(_update(self.runtime, optimizer, outer))
+        self.update = self._delayed(_update(self.runtime, _of_each(optimizer, adapters), outer))
         if precision.loss_scale is not None:
             assert isinstance(self.update, Descent)  # others cannot be combined with it
             self.update = LossScaled(self.update, precision.loss_scale)
@@ -297,6 +300,11 @@ def _gradients(evaluator: Evaluator, seed: int) -> GradientMethod:
             "Layout.schedule to None"
         )
     return Gradients(runtime, evaluator.objective, seed)
+
+
+def _of_each(optimizer: Any, adapters: tuple[str, ...]) -> Any:
+    """The optimizer, or one for each adapter that is trained at once."""
+    return EachAdapter(optimizer, adapters) if adapters else optimizer
 
 
 def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo | SlowMo | None) -> Update:

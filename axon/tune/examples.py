@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -24,13 +24,15 @@ from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
 from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, StoreLocation
+from axon.nn.adapter_set import ADAPTERS
 from axon.serve.chat import PLAIN, Chat
 from axon.serve.chat_turns import Turns
 from axon.tune.formats import Conversation, Format, read_example
-from axon.tune.packing import EMPTY, Document, Example, batch_of, digest_of, packed
+from axon.tune.packing import EMPTY, Document, Example, digest_of
 from axon.tune.questions import Questions
 from axon.tune.record_texts import RecordTexts
 from axon.tune.remarks import Remarks
+from axon.tune.split import Split, adapter_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Examples(ABC):
         packed: examples in a sequence, at most; none attends to another.
         weights: how often each source is drawn from, relative to the others, in sequences, of which then none has
             examples of two; None: each as large as it is.
+        adapters: for each source the one of `LoRA.adapters` that its examples train; a sequence has no examples of two.
         duplicates: what is done with an example that is in its split already, id for id: "keep" it, or "drop" it.
             Either is counted, and the first are named.
         held_out: fraction of the examples held out for evaluation, by the hash of what comes before the first answer,
@@ -73,6 +76,7 @@ class Examples(ABC):
     long: Literal["drop", "cut"] = "drop"
     packed: int = 2**16
     weights: tuple[float, ...] | None = None
+    adapters: tuple[str, ...] = ()
     duplicates: Literal["keep", "drop"] = "keep"
     held_out: float = 0.05
     store: StoreLocation | None = field(default=None, metadata=RESUMABLE)
@@ -87,6 +91,10 @@ class Examples(ABC):
         if not self.sources:
             raise UserError(f"{name}.sources is empty: expected at least one source of records, as (JsonLines(path),)")
         check_weights(self.weights, len(self.sources), f"{name}.weights")
+        if self.adapters and len(self.adapters) != len(self.sources):
+            raise UserError(
+                f"{name}.adapters has {len(self.adapters)} names for {len(self.sources)} sources: give one for each"
+            )
         names = {column for one in self.formats for column in (*one.columns, *one.optional)}
         if unknown := sorted(self.columns.keys() - names):
             raise UserError(f"{name}.columns has {unknown[0]!r}; expected of {', '.join(sorted(names))}")
@@ -158,7 +166,7 @@ class Examples(ABC):
                 remarks.too_long["dropped" if shorter is None else "cut"].append(read.where)
                 if (example := shorter) is None:
                     continue
-            if (key := self.key_of(example)) in seen:
+            if (key := self.key_of(example) + adapter_of(self, read.source).encode()) in seen:
                 remarks.repeated.append(read.where)
                 if self.duplicates == "drop":
                     continue
@@ -170,6 +178,12 @@ class Examples(ABC):
         for line in (*prepared.summary(), *remarks.lines()):
             report(line)
         return prepared
+
+    def of_adapter(self, name: str) -> "Examples":
+        """Those that train one adapter."""
+        own = [source for source, adapter in enumerate(self.adapters) if adapter == name]
+        weights = None if self.weights is None else tuple(self.weights[source] for source in own)
+        return replace(self, sources=tuple(self.sources[source] for source in own), weights=weights, adapters=())
 
     def _check_weights(self, documents: Sequence[Document], where: str) -> None:
         if not (self.weighs or all(one.weighs_alike for one in documents)):
@@ -247,59 +261,6 @@ def written(chat: Chat, conversation: Conversation, where: str) -> Turns:
 
 
 @dataclass(frozen=True)
-class Split:
-    """The examples of a split, and which are in each sequence."""
-
-    data: Examples
-    examples: tuple[Example, ...] = field(repr=False)
-
-    @cached_property
-    def rows(self) -> list[list[int]]:
-        """The numbers of the examples in each sequence."""
-        return [row for rows in self._by_source for row in rows]
-
-    @cached_property
-    def _by_source(self) -> list[list[list[int]]]:
-        """`rows` of each source, where sources have weights; else of all together."""
-        if self.data.weights is None:
-            return [packed(self.examples, self.data.seq, self.data.packed)]
-        first, of_sources = 0, []
-        for source in range(len(self.data.sources)):
-            own = [example for example in self.examples if example.source == source]
-            rows = packed(own, self.data.seq, self.data.packed)
-            of_sources.append([[first + number for number in row] for row in rows])
-            first += len(own)
-        return of_sources
-
-    def span(self, source: int) -> tuple[int, int]:
-        """The numbers of a source's sequences, where sources have weights: the first, and that after the last."""
-        counts = [len(rows) for rows in self._by_source]
-        return sum(counts[:source]), sum(counts[: source + 1])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def batch(self, numbers: np.ndarray) -> Batch:
-        """The sequences with these numbers; of `PADDING` one without examples."""
-        rows = [[] if row == PADDING else [self.examples[one] for one in self.rows[row]] for row in numbers.tolist()]
-        return batch_of(rows, self.data.seq, self.data.documents, self.data.more)
-
-    def digest(self) -> str:
-        """Of every id, and of which are learned."""
-        return digest_of((document for example in self.examples for document in example.documents), 8).hex()
-
-    @property
-    def learned(self) -> int:
-        """How many tokens are learned."""
-        return sum(int(one.learned[1:].sum()) for example in self.examples for one in example.documents)
-
-    @property
-    def largest(self) -> int:
-        """The largest id."""
-        return max((int(one.ids.max()) for example in self.examples for one in example.documents), default=0)
-
-
-@dataclass(frozen=True)
 class PreparedExamples(NoRewards):
     """Examples as ids, in batches of two splits. Returned by `Examples.prepare`."""
 
@@ -338,6 +299,7 @@ class PreparedExamples(NoRewards):
     @property
     def arrays(self) -> Mapping[str, str]:
         text = {self.data.documents if name == "documents" else name: axes for name, axes in TEXT_ARRAYS.items()}
+        text |= {ADAPTERS: "batch"} if self.data.adapters else {}
         return text | dict.fromkeys(self.data.more, "batch seq top")
 
     @property

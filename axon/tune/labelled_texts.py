@@ -11,9 +11,10 @@ from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError, suggest
 from axon.serve.chat_turns import Turns
 from axon.train.text_classification import TextClassification
-from axon.tune.examples import Examples, PreparedExamples, Split
+from axon.tune.examples import Examples, PreparedExamples
 from axon.tune.formats import LABELLED_TEXTS, Conversation, Format
 from axon.tune.packing import Document, Example
+from axon.tune.split import Split
 from axon.tune.text_pairs import with_end
 from models.heads import TextClassifier, check_labels
 

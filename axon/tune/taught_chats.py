@@ -13,9 +13,10 @@ from axon.model_config import vocab_of
 from axon.serve.chat_turns import Turns
 from axon.train.distillation import TEACHER_IDS, TEACHER_LOGPROBS, TopDistillation
 from axon.tune.chats import Chats
-from axon.tune.examples import PreparedExamples, Read, Split
+from axon.tune.examples import PreparedExamples, Read
 from axon.tune.formats import CHATS, Format
 from axon.tune.packing import Document
+from axon.tune.split import Split
 
 SLACK = 1e-3
 """By how much probabilities may come to more than 1."""

@@ -18,12 +18,12 @@ class Words:
     With `pairs` they have `chosen`, that answer, and `rejected`, the same with two neighbours exchanged, instead.
 
     Args:
-        task: "reverse": the word backwards. "rotate": its first letter at its end. letters: how many of the alphabet
-            there are. shortest, longest: letters of a word.
+        task: "reverse": the word backwards. "rotate": its first letter at its end. "sort": its letters in order.
+            letters: how many of the alphabet there are. shortest, longest: letters of a word.
     """
 
     count: int = 4096
-    task: Literal["reverse", "rotate"] = "reverse"
+    task: Literal["reverse", "rotate", "sort"] = "reverse"
     letters: int = 12
     shortest: int = 3
     longest: int = 6
@@ -54,7 +54,7 @@ class Words:
         while len({*word}) < 2:
             length = rng.integers(self.shortest, self.longest + 1)
             word = "".join(chr(ord("a") + one) for one in rng.integers(self.letters, size=length))
-        right = word[::-1] if self.task == "reverse" else word[1:] + word[0]
+        right = {"reverse": word[::-1], "rotate": word[1:] + word[0], "sort": "".join(sorted(word))}[self.task]
         if not self.pairs:
             return {"prompt": word, "completion": right}
         place = rng.choice([at for at in range(len(right) - 1) if right[at] != right[at + 1]])

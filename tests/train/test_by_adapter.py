@@ -1,0 +1,153 @@
+"""Several adapters trained at once: each becomes what a run that trains it alone makes of its own sequences."""
+
+import math
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from axon.errors import UserError
+from axon.layout import Execution, Layout, sequence_parallel
+from axon.nn import Routing
+from axon.nn.adapter_set import stored_factor
+from axon.nn.lora import LoRA
+from axon.parallel.outer import DiLoCo
+from axon.runtime import flattened, nested
+from axon.train.adapters_off import AdaptersOff
+from axon.train.objective import NextToken
+from axon.train.optimizers import EMA, Adafactor, AdamW, Constant, Linear, Optax
+from axon.train.preference import DPO
+from axon.train.step import Program
+from models.llama import Llama
+from models.mixtral import Mixtral
+
+NAMES = ("items", "eval")  # as modules and dictionaries have attributes
+LLAMA = Llama(vocab=61, vocab_multiple=64, embed=16, layers=2, heads=4, kv_heads=2, mlp=24)
+LORA = LoRA(rank=3)
+SEVERAL = replace(LORA, adapters=NAMES)
+ADAMW = AdamW(Linear(3e-2, warmup=2, steps=8), eps=1e-4, clip=0.02)
+BATCH, SEQ = 8, 16
+WHOSE = (
+    [0, 1, 0, 1, 1, 0, -1, 0],
+    [0, 0, 0, 0, 0, -1, 0, 0],  # nothing of the second
+    [1, 1, 0, 1, 1, 0, 1, 1],
+)
+
+
+def program(lora, layout=Layout({"data": 1}), optimizer=ADAMW, model=LLAMA, **more):
+    more = {"objective": NextToken(z_loss=0.1), "transforms": (lora,)} | more
+    devices = jax.devices()[: math.prod(layout.mesh.values())]
+    return Program(model, layout, optimizer, batch=BATCH, seq=SEQ, devices=devices, seed=3, **more)
+
+
+def batches_of(rng, packed_batch):
+    return [packed_batch(rng, BATCH, SEQ, LLAMA.vocab) | {"adapters": np.array(own, np.int32)} for own in WHOSE]
+
+
+def own_rows(batch, number):
+    """The sequences of one adapter, and padding."""
+    mine = batch["adapters"] == number
+    rows = {name: value[mine] for name, value in batch.items() if name != "adapters"}
+    return {name: np.pad(value, ((0, BATCH - mine.sum()), (0, 0))) for name, value in rows.items()}, mine.any()
+
+
+def trained(made, batches, begun=None):
+    state, metrics = (made.init() if begun is None else made.begin(begun)), []
+    for batch in batches:
+        state, found = made.step(state, made.place(batch))
+        metrics.append({name: float(value) for name, value in found.items() if name != "norms"})
+    return flattened(jax.device_get(state.parameters)), metrics
+
+
+def assert_close(ours, expected, begun):
+    """To what rounding does: of how far the parameter has moved."""
+    for path, value in expected.items():
+        moved = np.linalg.norm(value - begun[path])
+        assert moved > 0, path
+        assert np.linalg.norm(ours[path] - value) < 1e-4 * moved, path
+
+
+@pytest.mark.few(optimizer=(ADAMW,))
+@pytest.mark.parametrize("optimizer", [ADAMW, Adafactor(Constant(1e-2), clip=0.02)], ids=["adamw", "adafactor"])
+def test_each_adapter_becomes_what_it_is_alone(optimizer, rng, packed_batch):
+    batches = batches_of(rng, packed_batch)
+    together, metrics = trained(program(SEVERAL, optimizer=optimizer), batches)
+    alone = program(LORA, optimizer=optimizer)
+    begun = flattened(jax.device_get(alone.init().parameters))
+    for number, name in enumerate(NAMES):
+        rows = [own_rows(batch, number) for batch in batches]
+        expected, alone_metrics = trained(alone, [one for one, there in rows if there])
+        factors = {path: value for path, value in expected.items() if path.endswith(("/a", "/b"))}
+        assert_close({path: together[stored_factor(path, name)] for path in factors}, factors, begun)
+        losses = [one[f"loss/{name}"] for one, (_, there) in zip(metrics, rows, strict=True) if there]
+        np.testing.assert_allclose(losses, [one["loss"] for one in alone_metrics], rtol=1e-5)
+        for path in expected.keys() - factors.keys():
+            np.testing.assert_array_equal(together[path], begun[path], err_msg=path)
+
+
+LAYOUTS = {
+    "zero 1 tensor": Layout({"data": 2, "tensor": 2}, zero=1),
+    "zero 2 microbatches": Layout({"data": 2}, zero=2, microbatches=2),
+    "zero 3 sequence": Layout({"data": 2, "tensor": 2}, zero=3, rows=sequence_parallel()),
+    "ring": Layout({"context": 2, "data": 2}, context="ring", microbatches=2),
+    "auto": Layout({"data": 2, "tensor": 2}, zero=3, auto=True),
+}
+
+
+@pytest.mark.few(name=("zero 3 sequence", "zero 2 microbatches"))
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
+    """At a low rate: at a high one rounding grows from step to step."""
+    slow = replace(ADAMW, schedule=Constant(1e-3))
+    batches, one = batches_of(rng, packed_batch), program(SEVERAL, optimizer=slow)
+    begun = {
+        path: rng.normal(0, 0.1, x.shape).astype(x.dtype) if path.endswith("/b") else x
+        for path, x in flattened(jax.device_get(one.init().parameters)).items()
+    }
+    expected, metrics = trained(one, batches, nested(begun))
+    ours, own_metrics = trained(program(SEVERAL, LAYOUTS[name], slow), batches, nested(begun))
+    trained_paths = {path: value for path, value in expected.items() if "/adapters/" in path}
+    assert_close(ours, trained_paths, begun)
+    for mine, other in zip(own_metrics, metrics, strict=True):
+        assert mine.keys() == other.keys()
+        for key, value in other.items():
+            np.testing.assert_allclose(mine[key], value, rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"objective": DPO(), "references": {"reference": AdaptersOff()}}, ("Train.objective is DPO", "@NextToken()")),
+        ({"model": Mixtral(61, 16, 2, 4, 2, 24, Routing(4, 2))}, ("experts", "LoRA.adapters = ()")),
+        ({"optimizer": EMA(ADAMW)}, ("LoRA.adapters", "averaged")),
+        ({"optimizer": Optax(optax.sgd, Constant(1e-3))}, ("LoRA.adapters", "Optax")),
+        ({"layout": Layout({"pipe": 2}, microbatches=2)}, ("LoRA.adapters", "stages")),
+        ({"outer": DiLoCo(2), "layout": Layout({"replica": 2})}, ("LoRA.adapters", "DiLoCo")),
+        ({"execution": Execution(host=("optimizer",))}, ("LoRA.adapters", "Execution.host")),
+        ({"transforms": (LORA, SEVERAL)}, ("Train.transforms has 2", "leave the others out")),
+    ],
+    ids=lambda value: "" if isinstance(value, tuple) else next(iter(value)),
+)
+def test_what_would_couple_adapters_is_refused_with_the_way_out(more, said):
+    with pytest.raises(UserError) as error:
+        program(SEVERAL, **more)
+    for part in said:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dora": True}, "LoRA.dora = True"),
+        ({"init": "pissa"}, "LoRA.init = 'pissa'"),
+        ({"others": "norm/*"}, "LoRA.others"),
+        ({"adapters": ("a", "a")}, "LoRA.adapters has 'a'"),
+        ({"adapters": ("a/b",)}, "LoRA.adapters has 'a/b'"),
+    ],
+)
+def test_a_field_that_adapters_cannot_have_is_named(fields, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        LoRA(**{"adapters": NAMES} | fields)

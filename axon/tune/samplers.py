@@ -1,7 +1,7 @@
 """`Samplers`, processes that sample a run's answers while it trains."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from axon.checks import check_range
 from axon.errors import UserError
 from axon.launch.agree import object_from_process_0
 from axon.launch.lobby import Lobby, parsed_address
+from axon.launch.ray_actors import RayActors
 from axon.launch.worker import Remote, Worker, WorkerError
 from axon.train.state import State
 from axon.tune.episode_runner import Start
@@ -37,6 +38,8 @@ class Samplers:
             none; none on CPUs.
         address: HOST:PORT of the run's first process, to which processes come that `axon sample` starts, on this
             machine or others that see the run's folder; empty: the run starts them itself, on its first machine.
+        ray: what each process has of a Ray cluster, as {'GPU': 1}, which starts them and comes to `address`; None: not
+            by Ray.
         limit: seconds for a share of a batch, in the first of which the engine is compiled. A process that takes longer
             is ended, and another is asked; and seconds that the run waits for one to come.
     """
@@ -44,6 +47,7 @@ class Samplers:
     processes: int = 1
     devices: tuple[str, ...] = ()
     address: str = ""
+    ray: Mapping[str, float] | None = None
     limit: float = 900.0
 
     def __post_init__(self):
@@ -51,6 +55,13 @@ class Samplers:
         check_range(self, "(0, 1e6]", "limit")
         if self.address:
             parsed_address(self.address)
+        if self.ray is not None and not self.address:
+            raise UserError(
+                "Samplers.ray is set, and Samplers.address is not: give the address to which Ray's processes come, as "
+                "'10.0.0.1:7000', or '0.0.0.0:0' for this machine's name and any port that is free"
+            )
+        if self.ray is not None and any(amount < 0 for amount in self.ray.values()):
+            raise UserError(f"Samplers.ray is {dict(self.ray)!r}: each resource must be 0 or more")
         if self.devices and self.address:
             raise UserError(
                 "Samplers.devices is set, and Samplers.address: each process that comes has the devices of its own "
@@ -101,13 +112,17 @@ class SamplerProcesses:
         samples: int,
         report: Callable[[str], None],
     ):
-        self._versions, self._samples, self._each, self._lobby = versions, samples, list[_Place](), None
+        self._versions, self._samples, self._each = versions, samples, list[_Place]()
+        self._lobby, self._actors = None, None
         if jax.process_index() > 0:
             return
         if samplers.address:
             file = versions.directory.parent / LOBBY
+            if samplers.ray is None:
+                report(f"waits for {samplers.processes} processes of: axon sample {file.parent}")
+            else:
+                self._actors = RayActors(file.absolute(), samplers.processes, samplers.ray, report)
             self._lobby = Lobby(samplers.address, file)
-            report(f"waits for {samplers.processes} processes of: axon sample {file.parent}")
         for place in range(samplers.processes):
             start = partial(Worker, setup.sampler, samplers.environ(place))
             if self._lobby is not None:
@@ -133,6 +148,8 @@ class SamplerProcesses:
             place.stop()
         for place in self._each:
             place.close()
+        if self._actors is not None:
+            self._actors.close()
         self._versions.close()
 
 

@@ -106,6 +106,18 @@ def joining(folder, count):
             process.wait()
 
 
+@pytest.mark.extra
+def test_processes_of_ray_sample_what_the_run_would(made, playing, begun, rng, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    states = [replace(begun(made, rng), step=np.int32(step)) for step in (3, 4)]
+    own = Samplers(processes=2, address="127.0.0.1:0", ray={"CPU": 0.5}, limit=120)
+    (expected, _), (found, lines) = (
+        drawn(made, data, states, tmp_path) for data in (playing.data, replace(playing.data, samplers=own))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert lines == []
+
+
 @pytest.mark.full
 def test_processes_that_join_sample_what_the_run_would_also_where_one_is_killed(made, playing, begun, rng, tmp_path):
     """They are there before the run; one dies in its episodes, and comes again; at the end of the run they end."""
@@ -132,6 +144,10 @@ def test_devices_that_samplers_cannot_have_are_told_with_the_remedy(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(UserError, match=r"Samplers\.devices has 1 entries, and Samplers\.processes is 2"):
         Samplers(processes=2, devices=("1",))
+    with pytest.raises(UserError, match=r"Samplers\.ray is set, and Samplers\.address is not.*0\.0\.0\.0:0"):
+        Samplers(ray={"GPU": 1})
+    with pytest.raises(UserError, match=r"Samplers\.ray is \{'GPU': -1\}"):
+        Samplers(ray={"GPU": -1}, address="0.0.0.0:0")
     with pytest.raises(UserError, match=r"the GPUs 0,1: start it with CUDA_VISIBLE_DEVICES.*Samplers\.devices"):
         Samplers().check("gpu")
     with pytest.raises(UserError, match=r"on tpus.*leave it out"):

@@ -157,7 +157,8 @@ class Train:
             data = type(self.data.data if isinstance(self.data, FeedConfig) else self.data).__name__
             raise UserError(f"Train.evaluation needs {data}.held_out above 0: set it, or Train.evaluation to None")
         self._check_best()
-        if self.adapters or (isinstance(self.data, Examples) and self.data.adapters):
+        examples = self.data.data if isinstance(self.data, FeedConfig) else self.data
+        if self.adapters or (isinstance(examples, Examples) and examples.adapters):
             self._check_adapters()
         if self.data.text is None and self.sample is not None:
             raise UserError("Train.sample is text to continue, and Train.data are images: set Train.sample to None")
@@ -167,7 +168,10 @@ class Train:
         a whole."""
         data, kind = self.data, type(self.data).__name__
         if not isinstance(data, Examples):
-            raise UserError(f"LoRA.adapters are {self.adapters}, and Train.data is {kind}: set it to @Chats()")
+            raise UserError(
+                f"Train.data is {kind}, and adapters that are trained at once (LoRA.adapters, Chats.adapters) have "
+                "examples of their own: set it to @Chats(), or leave adapters out"
+            )
         if tuple(dict.fromkeys(data.adapters)) != self.adapters:
             raise UserError(
                 f"LoRA.adapters is {self.adapters}, and {kind}.adapters, which says whose each source is, "

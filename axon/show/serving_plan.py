@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -32,13 +32,22 @@ MOST_TENSOR = 16
 
 
 @dataclass(frozen=True)
+class WithoutPlan:
+    """A kind of engine, by the format of its weights and the size of `tensor`, that has no plan, and why."""
+
+    weights: str
+    tensor: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class ServingPlans:
     """The best plan of each kind of engine, the best first, and the kinds without one."""
 
     question: Question
     target: Target
     plans: tuple[ServingPlan, ...]
-    missed: tuple[ServingPlan, ...]
+    without: tuple[WithoutPlan, ...]
 
 
 def plan_serving(question: Question, traffic: Path, count: int) -> ServingPlans:
@@ -53,18 +62,22 @@ def plan_serving(question: Question, traffic: Path, count: int) -> ServingPlans:
             raise UserError(f"--format {name}: must be a format of Serve.weights.{suggest(name, FORMATS)}")
     changes = [(f"Serve.weights={name!r}",) for name in dict.fromkeys(question.formats)] or [()]
     trees = [load(question.config, [*question.overrides, *change], root="Serve").tree for change in changes]
-    kinds = [kind for tree in trees for kind in _kinds(tree, target)]
+    tried = [kind for tree in trees for kind in _kinds(tree, target)]
+    kinds = [kind for kind in tried if isinstance(kind, EngineKind)]
     _check_length(kinds[0], workload)
     bandwidths = Bandwidths.read(question.links, target) if question.links else Bandwidths.of(target)
     planner = ServingPlanner(kinds, target, bandwidths, workload)
     plans, missed = planner.best()
     if not plans:
         raise serving_refusal(planner, missed)
-    return ServingPlans(question, target, tuple(plans[:count]), tuple(missed))
+    without = [WithoutPlan(one.kind.weights, one.kind.tensor, one.unmet) for one in missed]
+    refused = [kind for kind in tried if isinstance(kind, WithoutPlan)]
+    return ServingPlans(question, target, tuple(plans[:count]), (*without, *refused))
 
 
-def _kinds(tree: Serve, target: Target) -> Iterator[EngineKind]:
-    """The engines of a config, for each size of `tensor` that divides its model."""
+def _kinds(tree: Serve, target: Target) -> Iterator[EngineKind | WithoutPlan]:
+    """The engines of a config, for each size of `tensor`, and which sizes its model refuses. Raises `UserError` where
+    it is refused on one device."""
     if tree.draft is not None:
         raise UserError(f"Serve.draft = {tree.draft!r}: axon plan predicts no drafts; set it to None")
     tree = replace(tree, execution=replace(tree.execution, kernels={}))  # which none of a described device has
@@ -73,9 +86,10 @@ def _kinds(tree: Serve, target: Target) -> Iterator[EngineKind]:
             continue
         try:
             kind = _kind(tree, target, tensor)
-        except UserError:
+        except UserError as error:
             if tensor == 1:
                 raise
+            yield WithoutPlan(tree.weights, tensor, str(error))
             continue
         if kind.program.encoder.lengths:
             raise UserError("Serve.model reads its prompts by an encoder, whose time axon plan does not predict")
@@ -123,7 +137,7 @@ def print_serving_plans(found: ServingPlans) -> None:
         step.add_row(name, *(f"{1e3 * parts.get(name, 0.0):.2f}" for parts in (decode, mixed)))
     console.print(table, step, sep="\n")
     lines = [f"plan {number}: {plan.why_not}" for number, plan in enumerate(found.plans[1:], 2)]
-    lines += [f"no plan with tensor {one.kind.tensor}, {one.kind.weights}: {one.unmet}" for one in found.missed]
+    lines += [f"no plan with tensor {one.tensor}, {one.weights}: {one.reason}" for one in found.without]
     lines.append("predicted, not measured; latencies are means. Busy: of the time, in steps with a prompt")
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
@@ -145,9 +159,8 @@ def _row(plan: ServingPlan) -> Iterator[str]:
 
 def serving_plans_json(found: ServingPlans) -> dict[str, Any]:
     """As plain dicts, lists, numbers and strings."""
-    missed = [{"weights": p.kind.weights, "tensor": p.kind.tensor, "reason": p.unmet} for p in found.missed]
     target = {"target": found.target.name, "config": str(found.question.config)}
-    return target | {"plans": [_json(plan) for plan in found.plans], "without_plan": missed}
+    return target | {"plans": [_json(plan) for plan in found.plans], "without_plan": [asdict(one) for one in found.without]}
 
 
 def _json(plan: ServingPlan) -> dict[str, Any]:

@@ -53,6 +53,17 @@ def test_too_few_heads_of_keys_are_copied(config, traffic, tmp_path):
     assert four.kind.program.runtime.placement.layout.replicate_kv == 2
 
 
+def test_a_split_that_the_model_refuses_is_told_with_why(config, traffic, capsys):
+    changes = ("Llama.heads=6", "Llama.kv_heads=2", "Llama.layers=4")
+    found = plan_serving(Question(config, "v6e:2x2", changes), traffic, 5)
+    assert {plan.kind.tensor for plan in found.plans} == {1, 2}
+    (told,) = serving_plans_json(found)["without_plan"]
+    assert (told["weights"], told["tensor"]) == ("auto", 4)
+    assert "heads" in told["reason"]
+    print_serving_plans(found)
+    assert f"no plan with tensor 4, auto: {told['reason']}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "formats", "part"),
     [

@@ -159,8 +159,9 @@ def _row(plan: ServingPlan) -> Iterator[str]:
 
 def serving_plans_json(found: ServingPlans) -> dict[str, Any]:
     """As plain dicts, lists, numbers and strings."""
+    plans, without = [_json(plan) for plan in found.plans], [asdict(one) for one in found.without]
     target = {"target": found.target.name, "config": str(found.question.config)}
-    return target | {"plans": [_json(plan) for plan in found.plans], "without_plan": [asdict(one) for one in found.without]}
+    return target | {"plans": plans, "without_plan": without}
 
 
 def _json(plan: ServingPlan) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def test_too_few_heads_of_keys_are_copied(config, traffic, tmp_path):
 
 
 def test_a_split_that_the_model_refuses_is_told_with_why(config, traffic, capsys):
-    changes = ("Llama.heads=6", "Llama.kv_heads=2", "Llama.layers=4")
+    changes = ("Llama.heads=6", "Llama.kv_heads=2", "Llama.head_dim=128", "Llama.layers=4")
     found = plan_serving(Question(config, "v6e:2x2", changes), traffic, 5)
     assert {plan.kind.tensor for plan in found.plans} == {1, 2}
     (told,) = serving_plans_json(found)["without_plan"]

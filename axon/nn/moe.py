@@ -20,7 +20,17 @@ from axon.nn.mlp import GatedMLP
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.router import Routed, Router, Routing
 from axon.nn.weight_transform import Operand, Weight
-from axon.parallel.expert import ExpertMesh, Local, Matrix, Padded, Products, Ragged, through_experts
+from axon.parallel.expert import (
+    ExpertMesh,
+    Local,
+    Matrix,
+    Padded,
+    Products,
+    Ragged,
+    SentRows,
+    sent_format,
+    through_experts,
+)
 
 TOKENS = "batch.expert seq.expert"
 RESIDUAL = "batch seq.residual embed"
@@ -98,11 +108,13 @@ class MoE(nnx.Module):
             return self._dense(x, routed)
         mesh = ExpertMesh.of(scope, self.routing.experts)
         dispatcher = DISPATCHERS[_dispatcher(scope, mesh)](mesh, _copies(mesh, routed), scope.execution.capacity_factor)
+        gate, up, down = self._matrices()
         arrays, tree = jax.tree.flatten(
-            self._matrices(), is_leaf=lambda leaf: isinstance(leaf, axes.Stored | axes.Report)
+            (gate, up, down), is_leaf=lambda leaf: isinstance(leaf, axes.Stored | axes.Report)
         )
         out = scope.placement.spec(("batch", "seq.residual", "embed"))
-        return through_experts(mesh, dispatcher, partial(self._on_rows, tree), arrays, x, *routed, out)
+        form = sent_format(gate, up)
+        return through_experts(mesh, dispatcher, partial(self._on_rows, tree), arrays, x, *routed, out, form)
 
     def _matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         """Those of gate, up and down, as they are stored."""
@@ -111,7 +123,12 @@ class MoE(nnx.Module):
         return gate, up, down
 
     def _on_rows(
-        self, tree: Any, products: Products, arrays: Sequence[axes.Stored | axes.Report], rows: Array, weights: Array
+        self,
+        tree: Any,
+        products: Products,
+        arrays: Sequence[axes.Stored | axes.Report],
+        rows: Array | SentRows,
+        weights: Array,
     ) -> Array:
         """Each row through its expert. Weighted before the last product, so that what comes back is only added up."""
         gate, up, down = jax.tree.unflatten(tree, arrays)

@@ -1,5 +1,6 @@
 """A step of a mixture of experts, compiled for chips that are not here."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from axon.layout import Execution, Layout
 from axon.nn import Routing
 from axon.plan.hlo import Module
 from axon.plan.topology import devices
+from axon.precision import FP8Current, Int8, Precision
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.mixtral import Mixtral
@@ -23,11 +25,12 @@ MODEL = Mixtral(
 )
 
 
-def compiled(model, layout, target, batch, seq, capacity_factor=4.0):
+def compiled(model, layout, target, batch, seq, capacity_factor=4.0, recipe=None):
     """The program, and what the compiler made of it; by default with one round for any load."""
     module = "jax_plugins.xla_cuda13" if target.startswith("h200") else "libtpu"
     pytest.importorskip(module, reason="needs its compiler: scripts/setup compilers")
     options = {"execution": Execution(capacity_factor=capacity_factor), "devices": devices(target)}
+    options["precision"] = Precision(recipe=recipe)
     program = Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=seq, **options)
     return program, program.lower().compile().as_text()
 
@@ -39,6 +42,16 @@ def test_tokens_are_sent_by_ragged_all_to_all(target):
     program, text = compiled(MODEL, Layout({"expert": 4}), target, batch=4, seq=512)
     assert "ragged-all-to-all" in text
     assert program.choices["experts"].startswith("ragged: tokens sent over expert")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("target", "count", "recipe", "dtype"),
+    [("v6e:2x2", 4, Int8(), "s8"), ("tpu7x:2x2x1", 8, FP8Current(), "f8e4m3fn")],
+)
+def test_rows_are_sent_in_8_bits_where_the_recipe_of_their_products_has_8(target, count, recipe, dtype):
+    _, text = compiled(MODEL, Layout({"expert": count}), target, batch=count, seq=512, recipe=recipe)
+    assert re.search(rf"= {dtype}\[[0-9,]*\]\S* ragged-all-to-all", text)
 
 
 @pytest.mark.slow

@@ -9,8 +9,20 @@ al., arXiv:2211.15841) products without padding.
 from axon.parallel.expert.devices import ExpertMesh
 from axon.parallel.expert.local import Local
 from axon.parallel.expert.padded import Padded
-from axon.parallel.expert.product import LowRank, Matrix, Products
+from axon.parallel.expert.product import LowRank, Matrix, Products, sent_format
 from axon.parallel.expert.ragged import Ragged
 from axon.parallel.expert.rounds import through_experts
+from axon.parallel.expert.sent_rows import SentRows
 
-__all__ = ["ExpertMesh", "Local", "LowRank", "Matrix", "Padded", "Products", "Ragged", "through_experts"]
+__all__ = [
+    "ExpertMesh",
+    "Local",
+    "LowRank",
+    "Matrix",
+    "Padded",
+    "Products",
+    "Ragged",
+    "SentRows",
+    "sent_format",
+    "through_experts",
+]

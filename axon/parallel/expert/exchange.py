@@ -14,6 +14,8 @@ from axon.parallel.expert.devices import ExpertMesh
 from axon.parallel.expert.local import Local
 from axon.parallel.expert.padded import Padded
 from axon.parallel.expert.ragged import Ragged
+from axon.parallel.expert.sent_rows import SentRows, rounded_tokens, sent_rows, used_rows
+from axon.precision.formats import Format
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,21 @@ class Exchange:
         plan = per_device(local, (mesh.x, PartitionSpec()), specs)(reshard(chosen, mesh.x), number)
         return cls(mesh, way, mesh.of_device(chosen.shape), plan)
 
-    def dispatch(self, x: Array, weights: Array) -> tuple[Array, Array]:
-        """`x[batch seq embed]` and `weights[batch seq k]` → `copies rows embed`, and the weight of each row."""
+    def dispatch(self, x: Array, weights: Array, form: Format | None) -> tuple[Array | SentRows, Array]:
+        """`x[batch seq embed]` and `weights[batch seq k]` → `copies rows embed`, and the weight of each row.
+
+        `form`: the format in which they are sent; None: as they are.
+        """
         types = jax.typeof(x), jax.typeof(weights)
 
         @jax.custom_vjp
-        def dispatch(x: Array, weights: Array, plan: Any) -> tuple[Array, Array]:
-            return self._dispatched(x, plan), self._sent(weights, plan)
+        def dispatch(x: Array, weights: Array, plan: Any) -> tuple[Array | SentRows, Array]:
+            rows = self._dispatched(x, plan) if form is None else self._rounded(x, form, plan)
+            return rows, self._sent(weights, plan)
 
         def backward(plan: Any, cotangents: Any) -> Any:
             drows, dweights = cotangents
-            dx = self._combined(drows, plan)
+            dx = self._combined(drows if form is None else drows.place, plan)
             return like_operand(dx, types[0]), like_operand(self._returned(dweights, plan), types[1]), None
 
         dispatch.defvjp(lambda x, weights, plan: (dispatch(x, weights, plan), plan), backward)
@@ -83,6 +89,13 @@ class Exchange:
             return self.way.send(x.reshape(-1, x.shape[-1]), plan)[None]
 
         return self._run(local, (reshard(x, self.mesh.x), plan), self.mesh.x, self.mesh.wide)
+
+    def _rounded(self, x: Array, form: Format, plan: Any) -> SentRows:
+        def local(part: Array, plan: Any) -> Array:
+            return used_rows(self.way.send(part, plan), plan.sizes)[None]
+
+        tokens, spec = rounded_tokens(self.mesh, x, form)
+        return sent_rows(self.mesh, *(self._run(local, (part, plan), spec, self.mesh.wide) for part in tokens))
 
     def _combined(self, rows: Array, plan: Any) -> Array:
         """Sums of copies, of which the devices along `mlp` and `shared` have parts."""

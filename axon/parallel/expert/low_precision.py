@@ -16,16 +16,16 @@ from axon.errors import UserError
 from axon.kernels.grouped_matmul import grouped_product, grouped_weight_gradient
 from axon.kernels.quantized_matmul import Quantized, dequantize
 from axon.parallel.expert.devices import ExpertMesh
+from axon.parallel.expert.sent_rows import INPUT, OUTPUT, used_rows
 from axon.precision.formats import SEQUENCES, Format
 from axon.precision.operation import RecipeOperation, Rounded, Side, rounded, scales_spec
 from axon.precision.recipe import Recipe
 
-INPUT, OUTPUT = "input", "output"
-
 
 @dataclass(frozen=True)
 class ExpertRecipeProduct(RecipeOperation):
-    """Rows sorted by expert, each by its own expert's matrix; `others` are how many rows each expert has.
+    """Rows sorted by expert, each by its own expert's matrix; `others` are how many rows each expert has, and of
+    rows that were sent in 8 bits these and their scales.
 
     A row is a sequence of its own, and an expert a weight of its own: neither shares a scale with another. What is
     summed over rows shares the scales of all rows of an expert, over the devices that have some, or of blocks of them
@@ -55,11 +55,16 @@ class ExpertRecipeProduct(RecipeOperation):
         x, y = (Side(_names(spec, name), spec) for spec, name in ((rows, INPUT), (out, OUTPUT)))
         return cls(mesh.scope, recipe, x, Side((SEQUENCES, INPUT, OUTPUT), weight), y, mesh, parts)
 
-    def rounded(self, value: Array, side: Side, form: Format, out: Side, others: Sequence[Array]) -> Rounded:
-        (sizes,) = others
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Any]:
+        y, (saved, (sizes, *sent)) = super().forward(weight, *operands)
+        return y, (saved, [sizes, *(None for _ in sent)])  # which `saved` is already
 
+    def rounded(self, value: Array, side: Side, form: Format, out: Side, others: Sequence[Array]) -> Rounded:
+        sizes, *sent = others
+        if sent and side == self.x:
+            return Rounded(Quantized(*sent), side.names, side.spec)
         here = spec_of(value, side.spec)
-        used = per_device(_used, (here, self.mesh.rows), here)(value, sizes)
+        used = per_device(used_rows, (here, self.mesh.rows), here)(value, sizes)
         return rounded(used, side.names, form, out.names, here, side.spec)
 
     def weight(self, weight: StoredWeight, form: Format, out: Side, others: Sequence[Array]) -> Rounded:
@@ -74,7 +79,7 @@ class ExpertRecipeProduct(RecipeOperation):
 
         scales = by.array.scales
         inputs = self.y.spec, scales_spec(by.spec, scales.shape), self.mesh.rows
-        return per_device(local, inputs, self.y.spec)(dy, scales, *others)
+        return per_device(local, inputs, self.y.spec)(dy, scales, others[0])
 
     def product(self, a: Rounded, b: Rounded, out: Side, dtype: Any, others: Sequence[Array]) -> Array:
         transposed = out == self.x
@@ -90,7 +95,7 @@ class ExpertRecipeProduct(RecipeOperation):
             return (y[None] if len(out.spec) == 3 else y).astype(dtype)
 
         inputs = [scales_spec(one.spec, part.shape) for one in (a, b) for part in one.array]
-        return per_device(local, (*inputs, self.mesh.rows), out.spec)(*a.array, *b.array, *others)
+        return per_device(local, (*inputs, self.mesh.rows), out.spec)(*a.array, *b.array, others[0])
 
     def weight_gradient(self, x: Array | Quantized, dy: Array, others: Sequence[Array]) -> Array:
         of_input, form = self.recipe.products.weight_gradient
@@ -107,11 +112,11 @@ class ExpertRecipeProduct(RecipeOperation):
 
         specs = [scales_spec(self.x.spec, part.shape) for part in parts]
         run = per_device(local, (self.y.spec, self.mesh.rows, *specs), partial_spec(self.w.spec, self.parts))
-        return run(dy, *others, *parts)
+        return run(dy, others[0], *parts)
 
     def _shared(self, rows: Array, side: Side, form: Format, sizes: Array) -> "_SharedByRows":
         """The rows of one device for a sum over those of each expert."""
-        used = _used(rows, sizes)
+        used = used_rows(rows, sizes)
         place, count = _places(sizes, rows.shape[0], form.share if isinstance(form.share, int) else None)
         columns = entries(side.spec[-1]) if form.share == "tensor" else ()
         each = jnp.abs(used.astype(jnp.float32))
@@ -154,11 +159,6 @@ def _places(sizes: Array, rows: int, block: int | None) -> tuple[Array, int]:
 def _experts(sizes: Array, rows: int) -> Array:
     """`rows`: the expert of each; of those of none, the last."""
     return jnp.minimum(jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows), side="right"), sizes.shape[0] - 1)
-
-
-def _used(rows: Array, sizes: Array) -> Array:
-    """The rows, with 0 for those of no expert, which may hold anything, NaN too."""
-    return jnp.where((jnp.arange(rows.shape[-2]) < jnp.sum(sizes))[:, None], rows, 0)
 
 
 def _largest_of_places(values: Array, place: Array, count: int) -> Array:

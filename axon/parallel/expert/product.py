@@ -18,6 +18,8 @@ from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.decoding import DecodingProduct
 from axon.parallel.expert.devices import ExpertMesh
 from axon.parallel.expert.low_precision import ExpertRecipeProduct
+from axon.parallel.expert.sent_rows import SentRows
+from axon.precision.formats import Format
 from axon.precision.recipe import Recipe
 
 
@@ -48,6 +50,19 @@ class Matrix:
     parts: Sequence[Stored] = ()  # experts …
     decode: Callable[..., Array] | None = field(default=None, metadata={"static": True})
 
+    @property
+    def sent_format(self) -> Format | None:
+        """The format of rows that are multiplied with it, if nothing else of them is needed, forward or backward."""
+        if self.recipe is None or self.low is not None or self.recipe.products.weight_gradient[0] is not None:
+            return None
+        return self.recipe.products.forward[0]
+
+
+def sent_format(*matrices: Matrix) -> Format | None:
+    """The format in which rows are sent that are multiplied with all of these; None: in the compute dtype."""
+    first, *others = (matrix.sent_format for matrix in matrices)
+    return first if all(other == first for other in others) else None
+
 
 @dataclass(frozen=True)
 class Products:
@@ -61,7 +76,7 @@ class Products:
     sizes: Array
     own_ranks: Array | None = None
 
-    def up(self, rows: Array, matrix: Matrix) -> Array:
+    def up(self, rows: Array | SentRows, matrix: Matrix) -> Array:
         """`copies rows embed` by `experts embed mlp`, plus `experts mlp` → `rows mlp`."""
         experts, mlp = self.mesh.experts or None, self.mesh.mlp or None
         product = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, mlp), self.mesh.inner)
@@ -74,9 +89,10 @@ class Products:
         product = _Product(self.mesh, self.mesh.inner, PartitionSpec(experts, mlp, None), self.mesh.wide)
         return self._through(product, matrix, rows, weights)
 
-    def _through(self, product: "_Product", matrix: Matrix, rows: Array, *weights: Array) -> Array:
+    def _through(self, product: "_Product", matrix: Matrix, rows: Array | SentRows, *weights: Array) -> Array:
         """The product with its scales, that of low rank, its factors, and the bias times the rows' weights, if there
         are any."""
+        rows, *sent = (rows.place, rows.values, rows.scales) if isinstance(rows, SentRows) else (rows,)
         experts, inputs, columns = product.weight
         outputs = PartitionSpec(experts, columns)
         if matrix.decode is not None:
@@ -85,7 +101,7 @@ class Products:
                 self.mesh.scope, decoding, matrix.values, rows, self.sizes, *map(frozen_array, matrix.parts)
             )
         elif matrix.recipe is not None:
-            out = self._use(product.by(matrix.recipe), matrix.values, rows)
+            out = self._use(product.by(matrix.recipe), matrix.values, rows, *sent)
         elif matrix.report is None:
             out = self._use(product, matrix.values, rows)
         else:

@@ -15,12 +15,14 @@ from axon.parallel.expert.local import Local
 from axon.parallel.expert.padded import Padded
 from axon.parallel.expert.product import Products
 from axon.parallel.expert.ragged import Ragged
+from axon.parallel.expert.sent_rows import SentRows
 from axon.parallel.pipeline.region import PIPE, in_stage
+from axon.precision.formats import Format
 
 FURTHER_ROUNDS = "overflow_rounds"
 """The named scope of the loop that a load within capacity never enters: `axon.plan` counts it as nothing."""
 
-Experts = Callable[[Products, Sequence[Stored | Report], Array, Array], Array]
+Experts = Callable[[Products, Sequence[Stored | Report], Array | SentRows, Array], Array]
 """(products, matrices and biases, `copies rows embed`, each row's weight) → `copies rows embed`."""
 
 
@@ -33,11 +35,13 @@ def through_experts(
     chosen: Array,
     weights: Array,
     out: PartitionSpec,
+    form: Format | None,
 ) -> Array:
     """`x[batch seq embed]` through the experts of `chosen[batch seq k]`, those of a token added up, under `out`.
 
     Args:
-        chosen: the experts of each token, -1 for none. weights: of each, `batch seq k`.
+        chosen: the experts of each token, -1 for none. weights: of each, `batch seq k`. form: the format in which
+            rows are sent, see `axon.parallel.expert.product.sent_format`.
 
     The first round takes what fits, which is all of a load within capacity. What is left takes overflow rounds, as
     many as there is work for on any device, of any stage of a pipeline; their backward computes them again, so that
@@ -46,7 +50,7 @@ def through_experts(
 
     def round(number: Array, x: Array, chosen: Array, weights: Array, matrices: Sequence[Stored]) -> Array:
         exchange = Exchange.of_round(mesh, way, chosen, number)
-        rows, of_rows = exchange.dispatch(x.astype(mesh.scope.compute), weights)
+        rows, of_rows = exchange.dispatch(x.astype(mesh.scope.compute), weights, form)
         own = mesh.scope.own_ranks
         own_ranks = None if own is None else exchange.sent(own.astype(mesh.scope.compute))
         return exchange.combine(experts(Products(mesh, exchange.plan.sizes, own_ranks), matrices, rows, of_rows), out)

@@ -144,6 +144,7 @@ class _Clock:
         shards, split = self.shards, self.shards.split
         period = split.work.periods[number]
         share = period.repeated[shards.remat]
+        sends = 3 + share + (1 + share) * period.dispatched
         forward = shards.tokens * split.flops[number] * (1 - period.narrow * (1 - 1 / EIGHT_BITS)) / self.rate
         backward, context = forward * period.backward, self.context(number)
         tensor, in_rings = self.tensor(number, share), set(split.tensor_axes) <= set(split.placement.overlap)
@@ -155,7 +156,7 @@ class _Clock:
             elementwise=shards.tokens * self.moved(number) / self.target.chip.bandwidth,
             tensor=tensor,
             tensor_hidden=min(tensor, forward + backward) if in_rings else 0.0,
-            experts=(4 + 2 * share) * self.links.exchange(split.expert_axes, split.exchanged[number] * shards.stream),
+            experts=sends * self.links.exchange(split.expert_axes, split.exchanged[number] * shards.stream),
             context=context,
             context_hidden=min(context, forward + backward),
             weights=weights,

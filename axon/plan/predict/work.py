@@ -59,7 +59,8 @@ class Period:
         matrices: path → one layer's weights, as the model declares them. weights: as they are stored, of which a
             transform may have made several. chosen: the share of experts that multiply a token.
         forward: FLOPs of a token. backward: of it too, ÷ `forward`. largest: the share of the largest layer.
-        narrow: the share of 8-bit products. rounded_elements: of a token, in their operands.
+        narrow: the share of 8-bit products. rounded_elements: of a token, in their operands. dispatched: bytes of an
+            element that is sent to its expert, ÷ those of one in the compute dtype.
         kept: of each policy. repeated: of each policy the share of the forward that the backward computes again.
     """
 
@@ -72,6 +73,7 @@ class Period:
     largest: float
     narrow: float
     rounded_elements: float
+    dispatched: float
     kept: Mapping[Remat, Kept]
     repeated: Mapping[Remat, float]
 
@@ -193,6 +195,7 @@ def _period(
         largest=max(each) / forward,
         narrow=sum(matrix_flops(spec, chosen) for spec in narrow) / forward,
         rounded_elements=sum(map(_operands, narrow)),
+        dispatched=1 / program.runtime.compute_dtype.itemsize if any("experts" in spec.own for spec in narrow) else 1.0,
         kept=kept,
         repeated=repeated,
     )

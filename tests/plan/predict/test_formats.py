@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from planning import program
+from planning import mixture, program
 
 from axon.axes import Execution
 from axon.chips import CHIPS
@@ -14,7 +14,7 @@ from axon.nn.quantized import Quantize
 from axon.plan.memory import arguments, least_memory
 from axon.plan.predict.links import Bandwidths
 from axon.plan.predict.memory import kept, memory
-from axon.plan.predict.seconds import ELEMENTWISE, GRADIENTS, HEAD, HOST, PRODUCTS, UPDATE, WEIGHTS, seconds
+from axon.plan.predict.seconds import ELEMENTWISE, EXPERTS, GRADIENTS, HEAD, HOST, PRODUCTS, UPDATE, WEIGHTS, seconds
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
 from axon.precision import FP8Current, Int8, Precision
@@ -101,6 +101,16 @@ def test_patterns_of_a_recipe_say_which_products_are_narrow():
     (period,) = some.periods
     assert period.narrow * period.forward == 2 * 3 * WIDE["embed"] * WIDE["mlp"]
     assert period.rounded_elements == 3 * (WIDE["embed"] + WIDE["mlp"])
+
+
+def test_a_recipe_sends_rows_to_experts_a_byte_a_number():
+    """One of the four exchanges of a layer, in half the bytes."""
+    large, fields = {"embed": 4096, "batch": 64, "seq": 1024, "layers": 1}, {"remat": "none", "mesh": {"expert": 4}}
+    times = []
+    for recipe in (None, Int8()):
+        found = Work.of(mixture(precision=Precision(recipe=recipe), **large), ["none", "full"])
+        times.append(seconds(shards(found, 4, **fields), on("v5e:2x2")).of(EXPERTS))
+    assert times[1] == pytest.approx(3.5 / 4 * times[0], rel=0.01)
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "dynamic8"])

@@ -29,19 +29,42 @@ def validate(
         axes_used: returns all axes that the model names, `seq.residual` among them; called only where a row or a mesh
             axis has no effect on the arrays above.
     """
-    microbatches = placement.layout.microbatches
     arrays = {**{f"parameter {path}": spec for path, spec in parameters.items()}, "the batch": batch}
     found = [(problem, where) for where, spec in arrays.items() for problem in _array_problems(placement, spec)]
     known = {problem for problem, _ in found}
     streams = [(p, where) for where, spec in activations.items() for p in _array_problems(placement, spec, KINDS[:1])]
-    found += [(problem, where) for problem, where in streams if problem not in known]
-    problems = [_line(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
-    problems += list(_batch_problems(placement, batch, microbatches))
+    problems = _lines([*found, *((problem, where) for problem, where in streams if problem not in known)])
+    problems += list(_batch_problems(placement, batch, placement.layout.microbatches))
     problems += context_problems(placement, parameters, batch.shape[batch.axes.index("seq")])
     split = {n for spec in (batch, *activations.values()) for n in spec.axes}
     problems += without_effect(placement, {n for s in parameters.values() for n in s.axes}, split, axes_used)
     if problems:
         raise LayoutError("\n".join(problems))
+
+
+def validate_program(
+    placement: Placement,
+    parameters: Mapping[str, ArraySpec],
+    activations: Collection[str],
+    axes_used: Callable[[], Collection[str]],
+) -> None:
+    """Raise one `LayoutError` with all mistakes, for a program whose arrays have sizes that the program chooses.
+
+    Args:
+        parameters, axes_used: see `validate`. activations: some of the axes of its other arrays.
+    """
+    arrays = {f"parameter {path}": spec for path, spec in parameters.items()}
+    found = [(problem, where) for where, spec in arrays.items() for problem in _array_problems(placement, spec)]
+    problems = _lines(found) or without_effect(
+        placement, {n for s in parameters.values() for n in s.axes}, activations, axes_used
+    )
+    if problems:
+        raise LayoutError("\n".join(problems))
+
+
+def _lines(found: Sequence[tuple[str, str]]) -> list[str]:
+    """A line for each problem, of (problem, where it is)."""
+    return [_line(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
 
 
 def _line(problem: str, where: list[str]) -> str:

@@ -16,11 +16,12 @@ from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
 from axon.serve.capacity import LENGTH, Capacity
+from axon.serve.check_layout import check_serves
 from axon.serve.draft_model import DraftModel
 from axon.serve.embedder import TextEncoder
 from axon.serve.engine import Engine
 from axon.serve.multi_token import MultiToken
-from axon.serve.replicas import Replicas, check_serves, copied, shares
+from axon.serve.replicas import Replicas, copied, shares
 from axon.serve.sentence_transformers import Sentences
 from axon.serve.speculation import Drafter, NGram
 from axon.serve.text_model import EncoderDecoder, check_writes
@@ -85,7 +86,7 @@ def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share
     split = Layout() if layout is None else load(layout, root="Layout").tree
     split = split.with_axes_of(trained.train.layout)
     runtime = Runtime(trained.train.model, split, devices=first_devices(split))
-    check_serves(split, runtime.placement)
+    check_serves(runtime)
     own = shares(runtime)
     used = sum(len(devices) for _, devices in own)
     if (others := len(jax.devices()) - used) > 0:

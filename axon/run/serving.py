@@ -12,8 +12,8 @@ from axon.precision import Precision
 from axon.run.tree import Model
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
+from axon.serve.check_layout import check_serves
 from axon.serve.program import ServingProgram
-from axon.serve.replicas import check_serves
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Serve:
 def serving_program(serve: Serve, placement: Placement | None = None) -> ServingProgram:
     """The steps of its engine. `placement`: a mesh other than that of this machine's devices, to compile for."""
     placement = placement or Placement.of(serve.layout)
-    check_serves(serve.layout, placement)
     compute = serve.precision.compute_dtype(placement.platform)
     dtype = compute if serve.weights == "auto" else serve.weights
     options = {"precision": serve.precision, "execution": serve.execution, "placement": placement}
     transforms = room_for(Room(serve.adapter_rank), dtype, compute)
     runtime = Runtime(serve.model, serve.layout, weights=dtype, transforms=transforms, **options)
+    check_serves(runtime)
     return ServingProgram(runtime, serve.capacity, multi_token=serve.draft == "mtp")

@@ -10,20 +10,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from axon.errors import UserError
-from axon.layout import Layout, Placement
+from axon.layout import Layout
 from axon.runtime import Runtime, nested
 from axon.serve.adapters import Adapter
 from axon.serve.engine import Engine
 from axon.serve.request import Request, Update
 from axon.serve.stats import Stats
 from axon.serve.weights import as_stored
-
-OF_TRAINING = ("grads", "optimizer", "microbatches", "schedule", "pad_layers", "context", "overlap")
-"""Fields of a layout that serving does not use."""
-
-UNSPLIT = {"layers": "every device steps through all layers", "seq": "a sequence is whole on each device"}
-"""What serving does not split, and why."""
 
 
 class Replicas:
@@ -123,24 +116,6 @@ def shares(runtime: Runtime) -> list[tuple[Layout, list[Any]]]:
     layout = replace(placement.layout, mesh={**placement.layout.mesh, **dict.fromkeys(cut, 1)})
     devices = np.moveaxis(mesh.devices, [mesh.axis_names.index(axis) for axis in cut], range(len(cut)))
     return [(layout, list(own)) for own in devices.reshape(math.prod(devices.shape[: len(cut)]), -1)]
-
-
-def check_serves(layout: Layout, placement: Placement) -> None:
-    """Raise `UserError` for what serving does not use of a layout: settings of training, and devices that split layers
-    or a sequence."""
-    values, default = vars(layout), vars(Layout())
-    unused = [name for name in OF_TRAINING if values[name] != default[name]]
-    if layout.zero in (1, 2):
-        unused.append("zero")
-    if unused:
-        said = ", ".join(f"Layout.{name} = {values[name]!r}" for name in unused)
-        raise UserError(f"{said}: of training alone, and without effect on serving; leave it out")
-    for name, why in UNSPLIT.items():
-        if axes := placement.mesh_axes(name):
-            raise UserError(
-                f"mesh axis {axes[0]!r} = {placement.mesh.shape[axes[0]]} splits {name!r}, and {why}: take it out of "
-                "Layout.mesh, and split over 'tensor', 'expert' or 'data'"
-            )
 
 
 def engine_axes(runtime: Runtime) -> list[str]:

@@ -12,9 +12,10 @@ from axon.errors import UserError
 from axon.layout import Layout
 from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
+from axon.serve.check_layout import check_serves
 from axon.serve.engine import Engine
 from axon.serve.offline import Answer, answers
-from axon.serve.replicas import Replicas, check_serves, shares
+from axon.serve.replicas import Replicas, shares
 from axon.serve.request import Request
 from axon.train.state import State
 
@@ -40,7 +41,7 @@ class PolicyEngine:
         as_trained = layout is None and not trained.placement.host
         self.runtime = trained if as_trained else _like(trained, layout or trained.layout, trained.placement.devices)
         if layout is not None:
-            check_serves(layout, self.runtime.placement)
+            check_serves(self.runtime)
         self._trained, self._shared = trained, {"tokenizer": tokenizer, "capacity": capacity}
         self._engines: list[Engine] = []
 

@@ -62,7 +62,7 @@ def run(
     for what a person has to change, `Interrupted` after saving.
     """
     check_alike("configuration", lambda: account_of(train, steps=steps, profile=profile))
-    train = with_stages_done(train, lambda stage: run(stage, report=report))
+    train = with_stages_done(train, lambda one: Session(one, _ignore).check(), lambda stage: run(stage, report=report))
     return Session(train, report).run(steps, profile)
 
 
@@ -76,6 +76,16 @@ class Session:
         self.train, self.folder, self._saves = train, RunFolder(train.folder), saves
         self.first = jax.process_index() == 0
         self.report = report if self.first else _ignore
+
+    def check(self) -> None:
+        """Raise the `UserError` that `run` would for this configuration and its data, where other runs come before."""
+        self.program = program(self.train)
+        check_memory(self.program)
+        with process_0_first("check"):
+            corpus = self._corpus()
+            answers_of(self.train, corpus, self.program, self.report)
+            if corpus.tokenizer is not None:
+                self._check_tokens(None, corpus.tokenizer)
 
     def run(self, steps: int | None, profile: Asked) -> State:
         if jax.process_count() > 1:

@@ -12,11 +12,13 @@ PREFIX = "stage:"
 """Of a location: then follows the name of one of `Train.stages`."""
 
 
-def with_stages_done(train: Train, carry_out: Callable[[Train], Any]) -> Train:
+def with_stages_done(train: Train, check: Callable[[Train], Any], carry_out: Callable[[Train], Any]) -> Train:
     """`train` without its stages, each carried out or continued before, and named by its folder where it was by
     `stage:NAME`. A stage's folder is its `run_dir`, by default the folder NAME in that of `train`.
 
-    Raises `UserError` for a name of no stage."""
+    Before the first of them all are given to `check`, and what follows them: a mistake in that costs nothing. Raises
+    `UserError` for a name of no stage.
+    """
     stages = {name: replace(one, run_dir=one.run_dir or str(train.folder / name)) for name, one in train.stages.items()}
     folders = {name: one.run_dir for name, one in stages.items()}
     begun, references = train.init_from, train.references
@@ -30,9 +32,12 @@ def with_stages_done(train: Train, carry_out: Callable[[Train], Any]) -> Train:
         else one
         for name, one in references.items()
     }
+    last = replace(train, stages={}, init_from=begun, references=references)
+    for one in (*stages.values(), last) if stages else ():
+        check(one)
     for stage in stages.values():
         carry_out(stage)
-    return replace(train, stages={}, init_from=begun, references=references)
+    return last
 
 
 def _folder(source: str, folders: Mapping[str, Any], where: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from axon.checkpoint import Reader
 from axon.errors import UserError
-from axon.run import InitFrom, Reference, program
+from axon.run import Evaluation, InitFrom, Reference, program
 from axon.run.stages import with_stages_done
 from axon.train.distillation import Distillation
 
@@ -17,10 +17,11 @@ def test_folders_stand_in_the_place_of_stages_wherever_a_run_is_named(tiny):
     references = {"teacher": Reference(tiny.model, "stage:two")}
     begins = {"stage:one": "runs/x/one", InitFrom("stage:two", ("*", "!head")): InitFrom("elsewhere", ("*", "!head"))}
     for begin, expected in begins.items():
-        done = []
+        checked, done = [], []
         train = replace(tiny, stages=stages, run_dir="runs/x", init_from=begin, references=references)
-        found = with_stages_done(train, done.append)
+        found = with_stages_done(train, checked.append, done.append)
         assert [one.run_dir for one in done] == ["runs/x/one", "elsewhere"]
+        assert checked == [*done, found]
         assert found == replace(
             tiny, run_dir="runs/x", init_from=expected, references={"teacher": Reference(tiny.model, "elsewhere")}
         )
@@ -36,9 +37,22 @@ def test_folders_stand_in_the_place_of_stages_wherever_a_run_is_named(tiny):
 def test_a_stage_that_is_not_there_is_named_before_anything_runs(fields, said, tiny):
     train = replace(tiny, stages={"base": tiny}, run_dir="runs/x", **fields)
     with pytest.raises(UserError) as error:
-        with_stages_done(train, lambda stage: pytest.fail("ran"))
+        with_stages_done(train, lambda one: None, lambda stage: pytest.fail("ran"))
     for part in said:
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"objective": Distillation()}, "'teacher'"), ({"evaluation": Evaluation(answers=3)}, "Evaluation.answers")],
+    ids=["program", "data"],
+)
+def test_a_mistake_costs_none_of_the_stages_that_come_before(fields, said, tiny, do, tmp_path):
+    train = replace(tiny, stages={"base": tiny}, init_from="stage:base", **fields)
+    for order in (train, replace(tiny, stages={"good": tiny, "other": replace(tiny, **fields)})):
+        with pytest.raises(UserError, match=said):
+            do(order, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_begins_with_what_its_stage_learned_and_continues_without_doing_it_again(tiny, do, few, tmp_path):

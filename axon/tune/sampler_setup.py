@@ -18,7 +18,7 @@ from axon.tune.episode_runner import EpisodeRunner, Start
 from axon.tune.episodes import Episode
 from axon.tune.policy_engine import PolicyEngine
 from axon.tune.policy_sampler import played
-from axon.tune.weight_versions import read_weights
+from axon.tune.weight_versions import WeightReader
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SamplerSetup:
         layout = layout.with_axes_of(trained.layout) if layout is not None else trained.layout
         execution = replace(trained.execution, host=(), disk={})
         parts = trained.model, layout, own, trained.precision, execution, trained.transforms
-        return cls(weights, *parts, tokenizer, capacity, runner and replace(runner, report=print))
+        return cls(weights, *parts, tokenizer, capacity, runner and replace(runner, report=say))
 
     def sampler(self) -> "Sampler":
         """Made in the process that samples. Raises `UserError` for a layout that its devices do not have, or that does
@@ -74,13 +74,18 @@ class Sampler:
     """An engine in a process of its own, by the weights that are asked for."""
 
     def __init__(self, setup: SamplerSetup, runtime: Runtime):
-        self._folder, self._runtime, self._lines = setup.weights, runtime, list[str]()
+        self._weights, self._lines = WeightReader(setup.weights, runtime), list[str]()
         self._engine = PolicyEngine(runtime, None, setup.tokenizer, setup.capacity)
         self._runner = setup.runner and replace(setup.runner, report=self._lines.append)
 
     def play(self, version: int, starts: Sequence[Start]) -> tuple[list[Episode], list[str]]:
         """The episodes by the weights of a version, and what was reported meanwhile. Raises as `played`."""
         self._lines.clear()
-        state = read_weights(self._folder, version, self._runtime)
+        state = self._weights.state(version)
         episodes = played(self._engine, self._runner, state, starts)
         return [replace(one, error=one.error and portable(one.error)) for one in episodes], list(self._lines)
+
+
+def say(line: str) -> None:
+    """Print a line. `print` itself cannot be pickled once Ray has put its own in that place."""
+    print(line)

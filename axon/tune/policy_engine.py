@@ -38,10 +38,10 @@ class PolicyEngine:
 
     def __init__(self, trained: Runtime, layout: Layout | None, tokenizer: Tokenizer, capacity: Capacity):
         """Raises `UserError` for a layout that cannot serve."""
-        as_trained = layout is None and not trained.placement.host
-        self.runtime = trained if as_trained else _like(trained, layout or trained.layout, trained.placement.devices)
         if layout is not None:
-            check_serves(self.runtime)
+            self.runtime = _serving(trained, layout)
+        else:
+            self.runtime = _like(trained, trained.layout) if trained.placement.host else trained
         self._trained, self._shared = trained, {"tokenizer": tokenizer, "capacity": capacity}
         self._engines: list[Engine] = []
 
@@ -96,9 +96,18 @@ def checked(answer: Answer, state: State) -> Answer:
     return answer
 
 
-def _like(runtime: Runtime, layout: Layout, devices: Sequence[Any]) -> Runtime:
-    """The same model on these devices, split as `layout` says."""
-    layout = layout.with_axes_of(runtime.layout)
+def _serving(trained: Runtime, layout: Layout) -> Runtime:
+    try:
+        runtime = _like(trained, layout)
+        check_serves(runtime)
+    except UserError as error:
+        raise UserError(f"Rollouts.layout: {error}") from None
+    return runtime
+
+
+def _like(runtime: Runtime, layout: Layout, devices: Sequence[Any] | None = None) -> Runtime:
+    """The same model, split as `layout` says over these devices, by default all of its own."""
+    layout, devices = layout.with_axes_of(runtime.layout), devices or runtime.placement.devices
     shared = {"precision": runtime.precision, "transforms": runtime.transforms}
     return Runtime(runtime.model, layout, devices=devices, **shared)
 

@@ -224,6 +224,20 @@ def test_between_two_batches_there_are_no_keys_and_values(one, prepared, begun, 
     assert max(sizes) < pages / 10
 
 
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        (Layout({"data": 1}, microbatches=2), "microbatches = 2: of training alone"),
+        (Layout({"data": 1}, rows={"headz": None}), "no axis 'headz'.*'heads'"),
+        (Layout({"tensor": 3}), "tensor 3 = 3 devices"),
+    ],
+    ids=["training", "row", "devices"],
+)
+def test_a_layout_that_does_not_serve_is_refused_by_field(layout, said, one, prepared):
+    with pytest.raises(UserError, match=rf"^Rollouts\.layout: .*{said}"):
+        PolicyEngine(one.runtime, layout, prepared.tokenizer, Capacity(2, length=16))
+
+
 def test_engines_that_share_the_requests_have_the_same_arrays(rolling, prepared, few, begun, rng):
     with few(2):
         made = program(replace(rolling, layout=Layout({"data": 2})))

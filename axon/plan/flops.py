@@ -75,6 +75,23 @@ def flops_by_module(jaxpr: core.Jaxpr, stack: str = "") -> dict[str, int]:
     return {path: flops for path, flops in found.items() if flops}
 
 
+def flops_of_kernels(jaxpr: core.Jaxpr, prefix: str) -> int:
+    """`count_jaxpr` of the Pallas kernels alone whose names begin so."""
+    total = 0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name in ("pallas_call", "mpmd_map"):
+            total += _pallas(params).flops * kernel_name(params).startswith(prefix)
+        else:
+            total += sum(flops_of_kernels(body, prefix) for body in bodies_of(params)) * _times(name, params)
+    return total
+
+
+def kernel_name(params: dict[str, Any]) -> str:
+    """The name that a Pallas call was given."""
+    return params.get("name") or "(unnamed)"
+
+
 def _times(name: str, params: dict[str, Any]) -> int:
     """How often the body of an equation runs: scans repeat it, and a `shard_map` has it run by each device."""
     if name == "scan":
@@ -109,7 +126,7 @@ def _pallas(params: dict[str, Any]) -> Count:
     estimate = params.get("cost_estimate")
     if estimate is not None:
         return Count(int(estimate.flops))
-    name = params.get("name") or "(unnamed)"
+    name = kernel_name(params)
     if "grid_mapping" not in params:
         return Count(0, (f"the Pallas kernel {name} has no cost estimate",))
     doubt = f"the Pallas kernel {name} has no cost estimate: all blocks of its grid count, also those that it skips"

@@ -1,11 +1,13 @@
 """Seconds of a training step, a line for each thing that takes them."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from axon.chips.target import Target
 from axon.parallel.pipeline import Action
+from axon.plan.predict.kernels import BACKWARD_PRODUCTS, Kernels
 from axon.plan.predict.links import Bandwidths, Links
 from axon.plan.predict.memory import away
 from axon.plan.predict.shards import PIPE, Gathered, Shards
@@ -25,6 +27,15 @@ EIGHT_BITS = 1.6
 PASSES = 3
 """How often what a layer's forward makes goes through the memory: written once, read by the backward, whose own of
 each goes through it too."""
+
+RING_PASSES = 40
+"""How often a step of ring attention reads or writes as much as the queries in float32, forward and backward: outputs
+and gradients in float32 are added up, and operands chosen and laid out for the kernels. (By the TPU compiler's cycles:
+docs/planner.md.)"""
+
+ROWS = {"tpu": 0.2, "gpu": math.inf, "cpu": math.inf}
+"""Share of the memory's bandwidth at which rows are gathered in another order. (Fitted, on TPUs: docs/planner.md.) On
+others it is not known, and nothing is counted."""
 
 
 @dataclass(frozen=True)
@@ -143,16 +154,15 @@ class _Clock:
         """One period of a segment."""
         shards, split = self.shards, self.shards.split
         period = split.work.periods[number]
-        share = period.repeated[shards.remat]
+        share, context = period.repeated[shards.remat], self.context(number)
         sends = 3 + share + (1 + share) * period.dispatched
-        forward = shards.tokens * split.flops[number] * (1 - period.narrow * (1 - 1 / EIGHT_BITS)) / self.rate
-        backward, context = forward * period.backward, self.context(number)
+        forward, backward, repeated = self.products(number)
         tensor, in_rings = self.tensor(number, share), set(split.tensor_axes) <= set(split.placement.overlap)
-        weights, hidden = self.gathers(split.weights[number], forward, backward + share * forward)
+        weights, hidden = self.gathers(split.weights[number], forward, backward + repeated)
         return _Layers(
             forward=forward,
             backward=backward,
-            repeated=forward * share,
+            repeated=repeated,
             elementwise=shards.tokens * self.moved(number) / self.target.chip.bandwidth,
             tensor=tensor,
             tensor_hidden=min(tensor, forward + backward) if in_rings else 0.0,
@@ -163,6 +173,21 @@ class _Clock:
             weights_hidden=hidden,
         )
 
+    def products(self, number: int) -> tuple[float, float, float]:
+        """Seconds of a period's products: forward, backward, and what of the forward remat repeats. Attention and
+        experts, by their kernels, take as long as these do."""
+        shards, split = self.shards, self.shards.split
+        period, tokens, experts = split.work.periods[number], shards.tokens, split.experts[number]
+        attention, of_attention = self.kernels.attention(tokens * split.attention[number])
+        grouped, of_grouped = self.kernels.experts(experts.of(tokens))
+        plain = tokens * (split.flops[number] - split.attention[number] - experts.flops) / self.kernels.rate
+        weights = period.forward - period.attention  # FLOPs of a token in what multiplies weights
+        width = 1 - period.narrow * period.forward / weights * (1 - 1 / EIGHT_BITS)
+        times = (period.backward * period.forward - BACKWARD_PRODUCTS * period.attention) / weights
+        forward, backward = width * (plain + grouped), width * times * (plain + of_grouped / 2)
+        repeated = period.repeated[shards.remat] * forward + period.again[shards.remat] * attention
+        return forward + attention, backward + of_attention, repeated
+
     def moved(self, number: int) -> float:
         """Bytes of a token through the memory in a period, besides its products'. An operand that is rounded is read
         for its scale and for its values, in the forward what comes in and in the backward the gradient of what left."""
@@ -170,12 +195,27 @@ class _Clock:
         rounded = (
             split.work.periods[number].rounded_elements / split.size(split.tensor_axes) * (2 * split.work.compute + 1)
         )
-        return PASSES * split.kept[number, "none"] + rounded
+        return PASSES * split.kept[number, "none"] + rounded + self.merged(number) + self.reordered(number)
 
-    @property
-    def rate(self) -> float:
-        """FLOP/s that a device's products reach."""
-        return self.target.chip.peak * self.target.chip.sustained
+    def merged(self, number: int) -> float:
+        """Bytes of a token that the steps of a ring merge: outputs over a part of the keys, and gradients."""
+        if self.shards.layout.context != "ring":
+            return 0.0
+        split = self.shards.split
+        return RING_PASSES * split.size(split.context_axes) * 4 * split.queries[number]
+
+    def reordered(self, number: int) -> float:
+        """Bytes of a token's copies that are put in the order of their experts and back, forward and backward, read and
+        written; where they are sent to other devices, in the order of these too. What remat repeats is there alone."""
+        split, work = self.shards.split, self.shards.split.work
+        times = 2 + work.periods[number].repeated[self.shards.remat] / 2
+        orders = 2 if split.expert_axes else 1
+        moved = 4 * orders * times * split.experts[number].rows * work.embed * work.compute
+        return moved / ROWS[split.placement.platform]
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        return Kernels(self.target.chip)
 
     def tensor(self, number: int, repeated: float) -> float:
         """Each branch of a block gathers its input and reduces its output over the mesh axes that split its widths, and
@@ -204,7 +244,7 @@ class _Clock:
     def head(self) -> float:
         """The head and the loss of a microbatch."""
         split = self.shards.split
-        return self.shards.tokens * split.work.head / split.placement.num_shards("vocab") / self.rate
+        return self.shards.tokens * split.work.head / split.placement.num_shards("vocab") / self.kernels.rate
 
     def pipeline(self) -> list[Line]:
         """What a step is longer for its stages: by ticks in which some wait, and by what is sent between them."""

@@ -16,6 +16,7 @@ from axon.layout.table import Schedule
 from axon.nn.param import ParamSpec
 from axon.parallel.pipeline import Action, OneFOneB, lockstep
 from axon.parallel.pipeline.rows import Pools, rows
+from axon.plan.predict.kernels import ExpertsWork
 from axon.plan.predict.work import Kept, Period, Work, matrix_flops
 
 PIPE = "pipe"
@@ -111,6 +112,16 @@ class Split:
         return tuple(self._flops(period) for period in self.work.periods)
 
     @cached_property
+    def attention(self) -> tuple[float, ...]:
+        """Of `flops`, those of attention over pairs of tokens."""
+        return tuple(one.attention / self.size(self.placement.mesh_axes("heads")) for one in self.work.periods)
+
+    @cached_property
+    def experts(self) -> tuple[ExpertsWork, ...]:
+        """Of `flops`, those of experts, by one of the device's tokens."""
+        return tuple(self._experts(period) for period in self.work.periods)
+
+    @cached_property
     def weights(self) -> tuple[list[Gathered], ...]:
         """Of each segment, the weights of a period."""
         return tuple(self.gathered(period.weights) for period in self.work.periods)
@@ -162,6 +173,12 @@ class Split:
         keys = [[s for s in period.matrices.values() if "kv_heads" in s.own] for period in self.work.periods]
         return tuple(sum(map(self._elements, own)) / self.work.embed for own in keys)
 
+    @cached_property
+    def queries(self) -> tuple[float, ...]:
+        """Of each segment, elements of a token's queries in a layer."""
+        heads = [[s for s in period.matrices.values() if "heads" in s.own] for period in self.work.periods]
+        return tuple(max(map(self._elements, own), default=0.0) / self.work.embed for own in heads)
+
     def bytes(self, specs: Iterable[ArraySpec], kind: str | None = None) -> float:
         """Bytes of the shards of `specs`, of their own kind of array or another."""
         return sum(spec.nbytes / self._shards(spec.axes, kind or spec.kind) for spec in specs)
@@ -206,12 +223,27 @@ class Split:
             if len(spec.own) > 1:
                 whole = matrix_flops(spec, period.chosen)
                 total += whole
-                own += whole / self.size(a for a in self._used(spec.own) if a not in self.batch_axes)
+                own += whole / self._split_here(spec)
         return own + max(0.0, period.forward - total) / self.size(self.placement.mesh_axes("heads"))
+
+    def _experts(self, period: Period) -> ExpertsWork:
+        own = [spec for spec in period.matrices.values() if "experts" in spec.own]
+        if not own:
+            return ExpertsWork(0.0, 0.0, 0.0, 0.0)
+        flops = sum(matrix_flops(spec, period.chosen) / self._split_here(spec) for spec in own)
+        groups = _experts_in(own[0]) / self.placement.num_shards("experts", "params")
+        rows = self._copies(period) / self.size(
+            a for a in self.placement.mesh_axes("experts", "params") if a not in self.batch_axes
+        )
+        return ExpertsWork(flops, rows, groups, self.work.compute * sum(map(self._elements, own)))
+
+    def _split_here(self, spec: ParamSpec) -> int:
+        """Over how many devices that have the same tokens a product with this weight is split."""
+        return self.size(a for a in self._used(spec.own) if a not in self.batch_axes)
 
     def _copies(self, period: Period) -> float:
         experts = [spec for spec in period.matrices.values() if "experts" in spec.own]
-        return period.chosen * dict(zip(experts[0].axes, experts[0].shape, strict=True))["experts"] if experts else 0.0
+        return period.chosen * _experts_in(experts[0]) if experts else 0.0
 
     def _shards(self, names: Names, kind: str) -> int:
         return math.prod(self.placement.num_shards(name, kind) for name in names)
@@ -263,6 +295,10 @@ class Shards:
     def periods(self, number: int) -> float:
         """How many periods of a segment a device runs."""
         return self.split.work.periods[number].times * self.padding / self.split.stages
+
+
+def _experts_in(spec: ParamSpec) -> int:
+    return dict(zip(spec.axes, spec.shape, strict=True))["experts"]
 
 
 @lru_cache(maxsize=512)

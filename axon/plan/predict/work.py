@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,22 @@ from jax.extend.core import Var
 from axon.axes import ArraySpec
 from axon.axes.execution import Remat
 from axon.errors import UserError
+from axon.kernels.attention import NAME as ATTENTION
 from axon.nn.capabilities import ChoosesExperts, NamesActivations
-from axon.nn.flops import forward_flops, paths_in, training_flops
+from axon.nn.flops import forward_flops, matmul_flops, paths_in, training_flops
 from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.low_precision import LowPrecision
 from axon.nn.param import ParamSpec
-from axon.plan.flops import count_jaxpr
+from axon.plan.flops import count_jaxpr, flops_of_kernels
 from axon.runtime import Runtime, nested
 from axon.train.optimizers import frozen_paths
 from axon.train.step import Program
 
 LAYERS, STORED = "layers/", "/base"
+FLASH = "axon_attention"
+"""How the names of attention's kernels begin."""
+
 STREAM, HEADS, KV_HEADS, TOKENS = "stream", "heads", "kv_heads", "tokens"
 """How a kept array is split besides by its tokens: as the stream between blocks, over what splits heads and widths of
 MLPs, over what splits heads of keys, or not at all."""
@@ -58,10 +62,12 @@ class Period:
     Args:
         matrices: path → one layer's weights, as the model declares them. weights: as they are stored, of which a
             transform may have made several. chosen: the share of experts that multiply a token.
-        forward: FLOPs of a token. backward: of it too, ÷ `forward`. largest: the share of the largest layer.
+        forward: FLOPs of a token. backward: of it too, ÷ `forward`. attention: of the forward's, those over pairs of
+            tokens. largest: the share of the largest layer.
         narrow: the share of 8-bit products. rounded_elements: of a token, in their operands. dispatched: bytes of an
             element that is sent to its expert, ÷ those of one in the compute dtype.
-        kept: of each policy. repeated: of each policy the share of the forward that the backward computes again.
+        kept: of each policy. repeated: of each policy the share of the forward that the backward computes again, but
+            for attention over pairs, of which `again` is that share.
     """
 
     times: int
@@ -70,12 +76,14 @@ class Period:
     chosen: float
     forward: float
     backward: float
+    attention: float
     largest: float
     narrow: float
     rounded_elements: float
     dispatched: float
     kept: Mapping[Remat, Kept]
     repeated: Mapping[Remat, float]
+    again: Mapping[Remat, float]
 
     @cached_property
     def reductions(self) -> tuple[ParamSpec, ...]:
@@ -177,13 +185,12 @@ def _period(
     blocks = {kind: depth.blocks[kind] for kind in kinds}
     each = [forward_flops(block, seq) for block in blocks.values()]
     forward = sum(each)
+    attention = sum(_over_pairs(block, seq) for block in blocks.values())
     whole = sum(training_flops(b, seq, paths_in(f"{LAYERS}{kind}", frozen)) for kind, b in blocks.items())
     traced = {policy: _traced(program, number, frozen, policy) for policy in policies}
-    least = min(flops for _, flops in traced.values())
-    repeated = {policy: max(0.0, (flops / least - 1) * whole / forward) for policy, (_, flops) in traced.items()}
+    repeated, again = _repeated(traced, forward, whole, attention)
     routers = [m for block in blocks.values() for _, m in nnx.iter_modules(block) if isinstance(m, ChoosesExperts)]
     chosen = max((chosen / experts for chosen, experts in (one.chosen_experts for one in routers)), default=1.0)
-    kept = {policy: kept for policy, (kept, _) in traced.items()}
     narrow = [spec for path, spec in stored.items() if path in rounded]
     return Period(
         times=depth.spans[number].times,
@@ -192,13 +199,36 @@ def _period(
         chosen=chosen,
         forward=forward,
         backward=whole / forward - 1,
+        attention=attention,
         largest=max(each) / forward,
         narrow=sum(matrix_flops(spec, chosen) for spec in narrow) / forward,
         rounded_elements=sum(map(_operands, narrow)),
         dispatched=1 / program.runtime.compute_dtype.itemsize if any("experts" in spec.own for spec in narrow) else 1.0,
-        kept=kept,
+        kept={policy: one.kept for policy, one in traced.items()},
         repeated=repeated,
+        again=again,
     )
+
+
+def _repeated(
+    traced: Mapping[Remat, "_Traced"], forward: float, whole: float, attention: float
+) -> tuple[dict[Remat, float], dict[Remat, float]]:
+    """Of each policy the shares of the forward that the backward computes again: of what multiplies weights, and of
+    attention over pairs; one for both where no kernel of attention tells them apart."""
+    kernels = {policy: one.attention for policy, one in traced.items()}
+    own = attention if any(kernels.values()) else 0.0
+    plain = {policy: one.flops - kernels[policy] for policy, one in traced.items()}
+    least, of_weights = min(plain.values()), (whole - 3 * own) / (forward - own)
+    repeated = {policy: max(0.0, (flops / least - 1) * of_weights) for policy, flops in plain.items()}
+    if not own:
+        return repeated, repeated
+    return repeated, {policy: min(1.0, (one - min(kernels.values())) / own) for policy, one in kernels.items()}
+
+
+def _over_pairs(block: nnx.Module, seq: int) -> int:
+    """FLOPs of a token in the attention of a block's modules, but for their matrices."""
+    own = (m for _, m in nnx.iter_modules(block) if isinstance(m, NamesActivations) and ATTENTION in m.remat_names)
+    return sum(forward_flops(one, seq) - matmul_flops(one) for one in own)
 
 
 def _of_kinds(specs: Mapping[str, ParamSpec], kinds: Iterable[str]) -> dict[str, ParamSpec]:
@@ -217,9 +247,17 @@ def _operands(spec: ParamSpec) -> int:
     return inputs + math.prod(spec.shape[spec.stack :]) // inputs
 
 
-def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat) -> tuple[Kept, float]:
-    """What one period keeps of a token under a policy, and FLOPs of its forward and backward. No kernel is asked for by
-    name: a chip that is not here has none."""
+class _Traced(NamedTuple):
+    """A period, forward and backward, under a policy: what it keeps of a token, FLOPs of one, and those of kernels of
+    attention among them."""
+
+    kept: Kept
+    flops: float
+    attention: float
+
+
+def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat) -> _Traced:
+    """One period under a policy. No kernel is asked for by name: a chip that is not here has none."""
     runtime, seq, spans = program.runtime, program.seq, program.module.layers.spans
     parameters = {path: _one_layer(path, spec) for path, spec in runtime.parameters.items()}
     still = {path: parameters.pop(path) for path in frozen}
@@ -249,7 +287,11 @@ def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat)
     sizes: dict[str, float] = dict.fromkeys((STREAM, HEADS, KV_HEADS, TOKENS), 0.0)
     for own, split, size in found:
         sizes[split if own else TOKENS] += size
-    return Kept(sizes, sum(size for own, _, size in found if not own)), count_jaxpr(traced.jaxpr).flops / seq
+    waits, attention = (
+        Kept(sizes, sum(size for own, _, size in found if not own)),
+        flops_of_kernels(traced.jaxpr, FLASH),
+    )
+    return _Traced(waits, count_jaxpr(traced.jaxpr).flops / seq, attention / seq)
 
 
 def _varies(jaxpr: Any, inputs: int) -> list[bool]:

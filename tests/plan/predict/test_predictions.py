@@ -110,8 +110,8 @@ def test_angles_of_positions_wait_once_however_many_layers_rotate_by_them(remat)
 
 
 def test_a_step_of_one_device_is_its_products_and_sends_nothing(dense):
-    found = seconds(shards(dense, 1, "none", mesh={"data": 1}), on("v5p:1x1x1"))
-    chip = CHIPS["v5p"]
+    found = seconds(shards(dense, 1, "none", mesh={"data": 1}), on("h100:1"))
+    chip = CHIPS["h100"]
     products = {line.name: line.exposed for line in found.lines}
     (period,) = dense.periods
     tokens = dense.program.batch * dense.program.seq

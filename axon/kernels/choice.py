@@ -6,14 +6,24 @@ from axon.axes import current, execution, log_choice, platform
 from axon.chips import chip_of
 from axon.errors import UserError, suggest
 
-OPERATIONS = ("attention", "paged_attention", "cross_entropy", "grouped_matmul", "quantized_matmul", "sampling")
+OPERATIONS = {
+    "attention": ("tpu", "mosaic", "cudnn", "xla", "reference"),
+    "paged_attention": ("tpu", "mosaic", "xla", "reference"),
+    "cross_entropy": ("xla",),
+    "grouped_matmul": ("tpu", "mosaic", "xla", "reference"),
+    "quantized_matmul": ("tpu", "mosaic", "xla", "reference"),
+    "sampling": ("tpu", "xla", "reference"),
+}
+"""Each operation's implementations, on any platform."""
 
 
 def check_names(requested: Mapping[str, str]) -> None:
-    """Raises `UserError` for an unknown operation among those with a requested implementation."""
-    for operation in requested:
+    """Raises `UserError` for an unknown operation, and for an implementation that it has on no platform."""
+    for operation, name in requested.items():
         if operation not in OPERATIONS:
             raise UserError(f"Execution.kernels: unknown operation {operation!r}.{suggest(operation, OPERATIONS)}")
+        if name not in (names := OPERATIONS[operation]):
+            raise UserError(f"Execution.kernels: {operation} has no implementation {name!r}.{suggest(name, names)}")
 
 
 def with_tpu(unsupported: str | None, others: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -69,6 +79,7 @@ def fitting(operation: str, candidates: Mapping[str, str | None]) -> tuple[str, 
 
     One may be requested by name (`Execution.kernels`); then that one runs, or this raises `UserError`.
     """
+    assert candidates.keys() <= set(OPERATIONS[operation])
     requested = execution().kernels.get(operation)
     if requested is not None and requested not in candidates:
         raise UserError(

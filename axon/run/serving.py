@@ -15,6 +15,9 @@ from axon.serve.capacity import Capacity
 from axon.serve.check_layout import check_serves
 from axon.serve.program import ServingProgram
 
+OF_TRAINING = ("reduce", "parameters", "recipe", "loss_scale")
+"""Fields of a precision that serving does not use."""
+
 
 @dataclass(frozen=True)
 class Serve:
@@ -44,6 +47,10 @@ class Serve:
             raise UserError(
                 f"Serve.execution: {tiers[0].name} is of training alone, and serving has no such tier; leave it out"
             )
+        values, default = vars(self.precision), vars(Precision())
+        if unused := [name for name in OF_TRAINING if values[name] != default[name]]:
+            said = ", ".join(f"Precision.{name} = {values[name]!r}" for name in unused)
+            raise UserError(f"Serve.precision: {said}: of training alone, and without effect on serving; leave it out")
         if self.execution.remat != "none":
             raise UserError(
                 f"Serve.execution: Execution.remat = {self.execution.remat!r} is of training alone, and serving has no "

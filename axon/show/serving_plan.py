@@ -11,6 +11,7 @@ from rich.console import Console
 from axon.chips.target import Target
 from axon.config import load
 from axon.errors import UserError, suggest
+from axon.kernels.choice import check_names
 from axon.layout import Layout, Placement
 from axon.nn.capabilities import HasDims
 from axon.plan.predict.links import Bandwidths
@@ -80,6 +81,7 @@ def _kinds(tree: Serve, target: Target) -> Iterator[EngineKind | WithoutPlan]:
     it is refused on one device."""
     if tree.draft is not None:
         raise UserError(f"Serve.draft = {tree.draft!r}: axon plan predicts no drafts; set it to None")
+    check_names(tree.execution.kernels)
     tree = replace(tree, execution=replace(tree.execution, kernels={}))  # which none of a described device has
     for tensor in range(1, min(target.linked, MOST_TENSOR) + 1):
         if target.linked % tensor:

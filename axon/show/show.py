@@ -11,6 +11,7 @@ from rich.table import Table
 
 from axon.config import load, root_of
 from axon.errors import UserError
+from axon.kernels.choice import check_names
 from axon.layout import KINDS, ParameterRow, Placement, explain
 from axon.plan.memory import FROZEN, gradients
 from axon.plan.topology import devices
@@ -43,6 +44,7 @@ def show_config(
     tree: Train | Serve = resolved.tree
     placement = _placement(tree, on)
     if on is None:  # no chip, and so none of the kernels that a configuration asks for by name
+        check_names(tree.execution.kernels)
         tree = replace(tree, execution=replace(tree.execution, kernels={}))
     # Raises for a layout that cannot hold the model.
     compiled = serving_program(tree, placement) if isinstance(tree, Serve) else program(tree, placement)

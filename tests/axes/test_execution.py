@@ -6,6 +6,7 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import Execution, Layout
+from axon.precision import Int8, LossScale, Precision
 from axon.run import Serve
 from axon.runtime import Runtime
 from models.bert import Bert
@@ -61,6 +62,14 @@ OF_TRAINING = [{"host": ("params",)}, {"disk": {"optimizer": "scratch"}}, {"rema
 def test_tiers_of_training_are_refused_in_serving(fields):
     with pytest.raises(UserError, match=rf"Execution\.{next(iter(fields))} = .* is of training alone"):
         Serve(LLAMA, execution=Execution(**fields))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"recipe": Int8()}, {"reduce": "bfloat16"}, {"parameters": "bfloat16"}, {"loss_scale": LossScale()}]
+)
+def test_what_a_precision_says_of_training_is_refused_in_serving(fields):
+    with pytest.raises(UserError, match=rf"Precision\.{next(iter(fields))} = .* of training alone"):
+        Serve(LLAMA, precision=Precision(**fields))
 
 
 def test_options_of_the_compiler_are_over_the_chips():

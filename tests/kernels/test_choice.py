@@ -118,13 +118,15 @@ def test_the_kernel_for_tpus_is_refused_elsewhere_for_the_platform_and_not_as_un
                 call()
 
 
-def test_an_operation_that_does_not_exist_is_refused_before_anything_is_traced():
+def test_an_operation_or_implementation_that_does_not_exist_is_refused_before_anything_is_traced():
     check_names(dict.fromkeys(OPERATIONS, "xla"))
     model = Llama(vocab=32, embed=16, layers=1, heads=2, kv_heads=2, mlp=16)
-    with pytest.raises(UserError, match=r"unknown operation 'atention'\. Did you mean 'attention'"):
-        Program(
-            model, Layout(), AdamW(Constant(1e-3)), batch=8, seq=8, execution=Execution(kernels={"atention": "xla"})
-        )
+    for kernels, said in (
+        ({"atention": "xla"}, r"unknown operation 'atention'\. Did you mean 'attention'"),
+        ({"sampling": "xl"}, r"sampling has no implementation 'xl'\. Did you mean 'xla'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            Program(model, Layout(), AdamW(Constant(1e-3)), batch=8, seq=8, execution=Execution(kernels=kernels))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

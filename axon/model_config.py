@@ -18,6 +18,13 @@ class PaddedConfig(TextConfig, Protocol):
 
 
 @runtime_checkable
+class PoolerConfig(TextConfig, Protocol):
+    """One that may have a layer over a text's first token, which other parts of it do without."""
+
+    pooler: bool
+
+
+@runtime_checkable
 class ImageConfig(Protocol):
     """A model of images: of height and width `image`, each `seq` positions, in one of `classes`."""
 

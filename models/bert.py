@@ -1,7 +1,7 @@
 """BERT: an encoder that predicts masked tokens from both sides."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from flax import nnx
@@ -19,6 +19,7 @@ from axon.nn import (
     Attention,
     Auxiliary,
     Depth,
+    Dims,
     Dropout,
     Embedding,
     Inputs,
@@ -43,7 +44,7 @@ from axon.nn.hugging_face import (
     in_layers,
 )
 from axon.nn.language_model import RESIDUAL
-from axon.nn.param import parameters
+from axon.nn.param import normal, parameters
 from axon.nn.sizes import check_sizes, padded
 
 __all__ = ["HUGGING_FACE", "Bert"]
@@ -60,6 +61,8 @@ class Bert:
         dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         head: whether it predicts masked tokens; without, it is an encoder alone, as those that embed sentences are.
+        pooler: whether it keeps the `Pooler` that published files may have, as it was: a classifier begins with it
+            (`TextClassifier`), nothing else uses it.
     """
 
     vocab: int = 30522
@@ -74,6 +77,7 @@ class Bert:
     dropout: float = 0.1
     vocab_multiple: int = 1
     head: bool = True
+    pooler: bool = False
 
     def __post_init__(self):
         check_sizes(self, "vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions", "types")
@@ -94,6 +98,9 @@ class Bert:
         return BertModel(self) if self.head else BertEncoder(self)
 
 
+EMBEDDINGS = ("embedding", "positions/", "types/")
+
+
 class BertEncoder(nnx.Module):
     """Token ids in, of each position what the whole text makes of it out."""
 
@@ -105,6 +112,8 @@ class BertEncoder(nnx.Module):
         self.embedding_norm = LayerNorm("embed", dims, config.norm_eps)
         self.dropout = Dropout(config.dropout, "embedding")
         self.layers = Depth(Segment(config.layers, block=Block(config)))
+        if config.pooler:
+            self.pooler = Pooler(dims, trained=False)
         self.dims, self.vocab, self.max_length = dims, config.vocab, config.positions
 
     def hidden(self, inputs: Inputs, types: Array | None = None) -> tuple[Array, Auxiliary]:
@@ -126,8 +135,8 @@ class BertEncoder(nnx.Module):
 
     def flops_per_token(self, seq: int, frozen: Collection[str] = ()) -> int:
         """Model FLOPs of training on one token in a sequence of `seq`, forward and backward: of the layers. A head's,
-        which sees the few tokens that are masked, are left out."""
-        below = any(not path.startswith("layers/") and path not in frozen for path in parameters(self))
+        which sees few tokens, are left out."""
+        below = any(path.startswith(EMBEDDINGS) and path not in frozen for path in parameters(self))
         return self.layers.training_flops(seq, paths_in("layers", frozen), below)[0]
 
 
@@ -154,6 +163,37 @@ class BertModel(BertEncoder):
         logits = add(f"{of_vocab}, vocab -> {of_vocab}", logits, self.output_bias).astype(jnp.float32)
         ids = shard(jnp.arange(logits.shape[-1]), "vocab")
         return jnp.where(ids < self.vocab, logits, jnp.finfo(jnp.float32).min)
+
+
+class Pooler(nnx.Module):
+    """tanh(dense(x)), which a classifier reads at the first token of a text."""
+
+    def __init__(self, dims: Dims, trained: bool = True):
+        self.dense = Param("embed embed_out", dims, trained=trained)
+        self.dense_bias = Param("embed_out", dims, constant(0.0), trained=trained)
+
+    def __call__(self, x: Array) -> Array:  # batch seq.residual embed
+        out = einsum(f"{RESIDUAL}, embed embed_out -> {RESIDUAL}_out", x, self.dense)
+        out = add(f"{RESIDUAL}_out, embed_out -> {RESIDUAL}_out", out, self.dense_bias)
+        return shard(jnp.tanh(out), RESIDUAL)
+
+
+class BertClassifier(BertEncoder):
+    """An encoder with a linear layer over its pooler: a distribution over classes of each text, at its first token."""
+
+    on_top = ("pooler", "classifier", "classifier_bias")
+    replaced = ("transform", "transform_bias", "transform_norm/scale", "transform_norm/bias", "output_bias")
+
+    def __init__(self, config: Bert, classes: int):
+        super().__init__(replace(config, pooler=False))
+        self.dims |= {"classes": classes}
+        self.pooler, self.pooled_dropout = Pooler(self.dims), Dropout(config.dropout, "pooled")
+        self.classifier = Param("embed classes", self.dims, normal(0.02))
+        self.classifier_bias = Param("classes", self.dims, constant(0.0))
+
+    def pooled(self, x: Array, inputs: Inputs) -> Array:
+        """What `classifier` makes logits of, `batch seq.residual embed`, of the last layer's output."""
+        return self.pooled_dropout(self.pooler(x), inputs)
 
 
 class Block(nnx.Module):
@@ -183,7 +223,7 @@ def norm_rows(theirs: str, ours: str) -> tuple[Row, Row]:
     return Row(f"{theirs}.weight", f"{ours}/scale"), Row(f"{theirs}.bias", f"{ours}/bias")
 
 
-def _encoder(prefix: str = "") -> tuple[Row, ...]:
+def encoder_rows(prefix: str = "") -> tuple[Row, ...]:
     """Its rows, with what their names begin with."""
     embeddings = f"{prefix}embeddings"
     return (
@@ -191,6 +231,7 @@ def _encoder(prefix: str = "") -> tuple[Row, ...]:
         Row(f"{embeddings}.position_embeddings.weight", "positions/table"),
         Row(f"{embeddings}.token_type_embeddings.weight", "types/table"),
         *norm_rows(f"{embeddings}.LayerNorm", "embedding_norm"),
+        *linear_rows(f"{prefix}pooler.dense", "pooler/dense", "embed_out embed", "embed_out"),
         *in_layers(BLOCK, f"{prefix}encoder.layer.{{layer}}"),
     )
 
@@ -232,7 +273,7 @@ HUGGING_FACE = (
         "BertForMaskedLM",
         "bert",
         Bert,
-        _encoder("bert.") + HEAD,
+        encoder_rows("bert.") + HEAD,
         (*FIELDS, TIED),
         {"head": True},
         copies=(
@@ -240,15 +281,17 @@ HUGGING_FACE = (
             Copy("cls.predictions.decoder.bias", "cls.predictions.bias"),
         ),
         unused=("bert.pooler.*", "cls.seq_relationship.*", "*.position_ids"),
+        present={"pooler": "bert.pooler.dense.weight"},
     ),
     Architecture(
         "BertModel",
         "bert",
         Bert,
-        _encoder(),
+        encoder_rows(),
         (*FIELDS, Ignored("tie_word_embeddings")),
         {"head": False},
         copies=(),
         unused=("pooler.*", "*.position_ids"),
+        present={"pooler": "pooler.dense.weight"},
     ),
 )

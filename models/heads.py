@@ -1,4 +1,4 @@
-"""Language models with a head of another kind: classes of texts, and scores. Their config is around a family's."""
+"""Models of text with a head of another kind: classes of texts, and scores. Their config is around a family's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ from typing import Any
 from axon.errors import UserError
 from axon.foreign_json import NULL, OBJECT, integer, one_of, read_field, shown
 from axon.model_config import vocab_of
-from axon.nn import Param
-from axon.nn.hugging_face import Converted, HeadTable, Row
+from axon.nn import LanguageModel, Param
+from axon.nn.hugging_face import INSIDE, Architecture, Converted, HeadTable, Ignored, Row, inside
 from axon.nn.param import normal
+from models.bert import FIELDS, Bert, BertClassifier, encoder_rows, linear_rows
 
-__all__ = ["HUGGING_FACE_HEADS", "RewardModel", "TextClassifier", "WithHead", "check_labels"]
+__all__ = ["HUGGING_FACE", "HUGGING_FACE_HEADS", "RewardModel", "TextClassifier", "WithHead", "check_labels"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class WithHead:
     def without_tokens(self, on_top: str, axes: str, sizes: Mapping[str, int]) -> Any:
         """The module with a parameter `on_top` in the place of its own head, which it has no more."""
         module = self.model.build()
+        if not isinstance(module, LanguageModel):
+            raise UserError(
+                f"{type(self).__name__}.model is a {type(self.model).__name__}; expected a language model, as Llama; "
+                "of a TextClassifier also Bert"
+            )
         dims = {**module.dims, **sizes}
         if not module.tied:
             del module.head
@@ -48,11 +54,12 @@ def check_labels(labels: tuple[str, ...], field: str) -> None:
 @dataclass(frozen=True)
 class TextClassifier(WithHead):
     """`model`, and `classifier`, `embed classes`, which makes a logit of each class of the last hidden state; for the
-    objective `TextClassification`.
+    objective `TextClassification`. Of `Bert` it is over a `Pooler`, and with `classifier_bias`.
 
-    A run that starts from a language model takes all but that: `InitFrom.paths = ('*', '!classifier')`.
+    A run that starts from a model without it takes all but that: `InitFrom.paths = ('*', '!classifier*')`.
 
     Args:
+        model: a language model's config, or a `Bert`, whose own head is left out.
         labels: the classes, by name, as of `LabelledTexts.labels`.
     """
 
@@ -62,6 +69,8 @@ class TextClassifier(WithHead):
         check_labels(self.labels, "TextClassifier.labels")
 
     def build(self) -> Any:
+        if isinstance(self.model, Bert):
+            return BertClassifier(self.model, len(self.labels))
         return self.without_tokens("classifier", "embed classes", {"classes": len(self.labels)})
 
 
@@ -101,17 +110,19 @@ def _named(labels: tuple[str, ...]) -> dict[str, Any]:
 
 LABELS = {"num_labels": integer("[1, 2**20]") | NULL, "id2label": OBJECT | NULL, "label2id": OBJECT | NULL}
 CLASSIFICATION = "single_label_classification"
-SUFFIX, NAMES = "ForSequenceClassification", {"Gemma3ForCausalLM": "Gemma3TextForSequenceClassification"}
+CLASSES = Converted(
+    lambda config: {"labels": _labels(config)},
+    lambda model: _named(model.labels) | {"problem_type": CLASSIFICATION},
+    LABELS | {"problem_type": one_of(None, CLASSIFICATION)},
+)
+SUFFIX = "ForSequenceClassification"
+NAMES = {"Gemma3ForCausalLM": f"Gemma3Text{SUFFIX}", "GPT2LMHeadModel": f"GPT2{SUFFIX}"}
 HUGGING_FACE_HEADS = (
     HeadTable(
         SUFFIX,
         TextClassifier,
         (Row("score.weight", "classifier", "classes embed"),),
-        Converted(
-            lambda config: {"labels": _labels(config)},
-            lambda model: _named(model.labels) | {"problem_type": CLASSIFICATION},
-            LABELS | {"problem_type": one_of(None, CLASSIFICATION)},
-        ),
+        CLASSES,
         lambda config: len(_labels(config)) > 1,
         NAMES,
     ),
@@ -126,5 +137,17 @@ HUGGING_FACE_HEADS = (
         ),
         lambda config: len(_labels(config)) == 1,
         NAMES,
+    ),
+)
+HUGGING_FACE = (
+    Architecture(
+        f"Bert{SUFFIX}",
+        "bert",
+        TextClassifier,
+        encoder_rows("bert.") + linear_rows("classifier", "classifier", "classes embed", "classes"),
+        (*inside(FIELDS), Ignored("tie_word_embeddings"), CLASSES),
+        copies=(),
+        unused=("*.position_ids",),
+        within={INSIDE: Bert},
     ),
 )

@@ -138,6 +138,7 @@ class Architecture:
             anything.
         optional_prefix: what names may lack, as those that were saved without the head: `transformer.`.
         within: a field of our config → the class that it has in this architecture, where its annotation has none.
+        present: a field of our config that is true where a file has the array of this name; no config.json says it.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Architecture:
     unused: tuple[str, ...] = UNUSED
     optional_prefix: str = ""
     within: Mapping[str, type] = field(default_factory=dict)
+    present: Mapping[str, str] = field(default_factory=dict)
 
 
 LANGUAGE_MODEL = "ForCausalLM"
@@ -177,15 +179,14 @@ class HeadTable:
 
     def name(self, family: Architecture) -> str | None:
         """The name of a family with this head; None of what is no language model."""
-        if not family.name.endswith(LANGUAGE_MODEL):
-            return None
-        return self.names.get(family.name, family.name.removesuffix(LANGUAGE_MODEL) + self.suffix)
+        is_one = family.name.endswith(LANGUAGE_MODEL)
+        return self.names.get(family.name, family.name.removesuffix(LANGUAGE_MODEL) + self.suffix if is_one else None)
 
     def around(self, family: Architecture) -> Architecture | None:
         """The table of a family with this head; None of what is no language model."""
         if (name := self.name(family)) is None:
             return None
-        fields = *map(_inside, family.fields), self.fields
+        fields = *inside(family.fields), self.fields
         fixed = {f"{INSIDE}.{of}": value for of, value in family.fixed.items()}
         head = {"copies": (), "within": {INSIDE: family.model}}
         return replace(
@@ -195,6 +196,11 @@ class HeadTable:
 
 INSIDE = "model"
 """The field of a config with a head that is the family's config."""
+
+
+def inside(fields: tuple[Field | Constant | Ignored | Converted, ...]) -> tuple[Any, ...]:
+    """A family's fields, as those of a config around the family's."""
+    return tuple(map(_inside, fields))
 
 
 def _inside(one: Field | Constant | Ignored | Converted) -> Field | Constant | Ignored | Converted:

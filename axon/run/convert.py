@@ -16,9 +16,10 @@ from axon.checkpoint.huggingface.model import HubModel, open_model
 from axon.checkpoint.huggingface.pieces import pieces_of
 from axon.checkpoint.huggingface.save import SHARD, Entry, Theirs, fetch_from, write_weights
 from axon.checkpoint.huggingface.tables import table_for, table_of
-from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS
+from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS, special_id
 from axon.checkpoint.huggingface.weights import DTYPES as STORED
 from axon.data import TokenizerFile
+from axon.data.tokenizer import Tokenizer
 from axon.disk import atomic_folder, check_new, named
 from axon.errors import UserError
 from axon.foreign_json import object_of, one_of, read_json
@@ -30,6 +31,8 @@ from axon.run.inspect import runtime_of
 from axon.run.trained import TrainedRun, run_of
 from axon.run.tree import Train
 from axon.runtime import flattened
+from axon.tune.labelled_texts import LabelledTexts
+from models.heads import RewardModel, TextClassifier
 
 DTYPES = "dtypes.json"
 """File beside what came with the weights: the dtype of each array."""
@@ -89,6 +92,8 @@ def _export(trained: TrainedRun, out: Path, report: Report, shard: int) -> None:
         copy_companions(kept, part)
         if tokenizer is not None and not (kept / CONFIG).is_file():
             config |= _write_tokenizer(part, tokenizer, train, config)
+            if isinstance(train.model, TextClassifier | RewardModel):
+                config |= _write_padding(part, tokenizer.load(), train, report)
         _write_json(part / CONFIG, config)
     report(f"{table.name} in {out}: {len(entries)} arrays in {len(files)} file{'s' if len(files) > 1 else ''}")
 
@@ -126,6 +131,27 @@ def _write_tokenizer(out: Path, file: TokenizerFile, train: Train, config: Mappi
     start = {name: config[name] for name in ("decoder_start_token_id",) if name in config}
     _write_json(out / GENERATION, _there(out / GENERATION) | ids | start)
     return ids
+
+
+def _write_padding(out: Path, tokenizer: Tokenizer, train: Train, report: Report) -> dict[str, Any]:
+    """The token of padding, into the tokenizer's settings: that which they name, else an end, else what opens a text.
+    Never one in which texts end: `transformers` reads a class, or a score, at the last token that is no padding.
+
+    Returns what the model's config says of it.
+    """
+    without_end = isinstance(train.data, LabelledTexts) and not train.data.end
+    last = {tokenizer.prompt("a")[-1]} if without_end else tokenizer.ends
+    candidates, ids = (special_id(out, "", "pad_token"), *sorted(tokenizer.ends), tokenizer.bos), vocab_of(train.model)
+    found = [one for one in candidates if one in range(ids or 0) and one not in last]
+    if not found:
+        report(
+            "config.json has no pad_token_id, as the tokenizer has no special token besides that in which texts end: "
+            "transformers reads one text at a time. Train with LabelledTexts.end = False, or name a pad_token in "
+            f"{SETTINGS} beside the tokenizer"
+        )
+        return {}
+    _write_json(out / SETTINGS, _there(out / SETTINGS) | {"pad_token": tokenizer.decode(found[:1])})
+    return {"pad_token_id": found[0]}
 
 
 def _there(path: Path) -> dict[str, Any]:

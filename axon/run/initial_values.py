@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from axon.axes.patterns import base
 from axon.checkpoint.huggingface.model import HubModel
-from axon.nn import LanguageModel
 from axon.run.adapter import read_factors
 from axon.run.init_from import InitFrom
 from axon.run.trained import Report, Trained, TrainedHub, open_trained
@@ -15,6 +14,14 @@ from axon.run.tree import Train
 from axon.runtime import Runtime, flattened, nested
 
 SHOWN = 5
+
+
+@runtime_checkable
+class ReplacesHead(Protocol):
+    """A module with parts `on_top`, in the place of what another model has at the paths `replaced`."""
+
+    on_top: tuple[str, ...]
+    replaced: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class InitialValues:
 
 def _without_replaced(offered: Mapping[str, Any], module: Any, report: Report) -> dict[str, Any]:
     """Without what parts of this model are in the place of; reported."""
-    replaced = [path for path in offered if isinstance(module, LanguageModel) and path in module.replaced]
+    replaced = [path for path in offered if isinstance(module, ReplacesHead) and path in module.replaced]
     if replaced:
         report(f"not taken: {', '.join(replaced)}, in whose place this model has its {' and '.join(module.on_top)}")
     return {path: array for path, array in offered.items() if path not in replaced}

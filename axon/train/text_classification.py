@@ -1,5 +1,6 @@
 """The objective of a classifier of texts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -7,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.axes import einsum, shard
+from axon.axes import add, by_sequence, einsum, shard
 from axon.errors import UserError
-from axon.nn import Param
+from axon.nn import Inputs, Param
 from axon.train.objective import Batch, NextToken, Objective, Sums
 
 NAMES = ("classification", "loss", "accuracy")
@@ -17,17 +18,26 @@ NAMES = ("classification", "loss", "accuracy")
 
 @runtime_checkable
 class ClassifiesTexts(Protocol):
-    """A language model with a `classifier`, which makes logits of the last hidden state, `embed classes`."""
+    """A model of text with a `classifier`, which makes logits of the last hidden state, `embed classes`."""
 
     classifier: Param
 
 
+@runtime_checkable
+class PoolsTexts(ClassifiesTexts, Protocol):
+    """An encoder, whose classes are read at a text's first token, of what `pooled` makes of the hidden states."""
+
+    classifier_bias: Param
+    pooled: Callable[[Array, Inputs], Array]
+
+
 @dataclass(frozen=True)
 class TextClassification(Objective):
-    """The negative log-likelihood of a text's class, in nats, read at its last token; the metric `accuracy` is the
-    share of texts whose most likely class is theirs.
+    """The negative log-likelihood of a text's class, in nats, read at its last token, or at the first of one that an
+    encoder reads (Devlin et al., arXiv:1810.04805, section 4.1); the metric `accuracy` is the share of texts whose most
+    likely class is theirs.
 
-    `LabelledTexts` makes the batches: weights are 1 where a target is the number of a text's class, else 0. For models
+    `LabelledTexts` makes the batches: weights are 1 at a text's last token, where the target is its class. For models
     with a `classifier`, as `TextClassifier` builds.
     """
 
@@ -41,16 +51,43 @@ class TextClassification(Objective):
                 "TextClassifier.model to this one"
             )
 
+    def draw(self, module: Any, batch: Batch, key: Array) -> Batch:
+        """The batch, with each text's class where the module is read."""
+        if not isinstance(module, PoolsTexts):
+            return batch
+        arrays = (batch[name] for name in ("targets", "weights", "positions", "documents"))
+        targets, weights = by_sequence(jax.vmap(_at_first_tokens), *arrays)
+        return {**batch, "targets": shard(targets, "batch seq"), "weights": shard(weights, "batch seq")}
+
     def counts(self, batch: Batch) -> dict[str, Array]:
         texts = dict.fromkeys(NAMES, jnp.sum(batch["weights"]))
         return {"tokens": jnp.sum(batch["documents"] >= 0).astype(jnp.float32)} | texts
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
-        x, _, auxiliary = module.hidden(NextToken().inputs(batch, key))
-        logits = einsum("batch seq.residual embed, embed classes -> batch seq classes", x, module.classifier)
-        logits, weights = shard(logits.astype(jnp.float32), "batch seq _classes"), batch["weights"]
+        inputs = NextToken().inputs(batch, key)
+        x, *_, auxiliary = module.hidden(inputs)
+        logits, weights = _logits(module, x, inputs), batch["weights"]
         own = jnp.arange(logits.shape[-1]) == batch["targets"][..., None]
         nll = -jnp.sum(jnp.where(own, jax.nn.log_softmax(logits), 0), axis=-1)
         loss = jnp.sum(weights * nll)
         right = jnp.sum(weights * (jnp.argmax(logits, axis=-1) == batch["targets"]))
         return Sums({"classification": loss}, {"loss": loss, "accuracy": right}).with_auxiliary(auxiliary)
+
+
+def _logits(module: Any, x: Array, inputs: Inputs) -> Array:
+    """`batch seq classes` float32 of the last hidden states."""
+    encodes = isinstance(module, PoolsTexts)
+    x = module.pooled(x, inputs) if encodes else x
+    logits = einsum("batch seq.residual embed, embed classes -> batch seq classes", x, module.classifier)
+    logits = (
+        add("batch seq classes, classes -> batch seq classes", logits, module.classifier_bias) if encodes else logits
+    )
+    return shard(logits.astype(jnp.float32), "batch seq _classes")
+
+
+def _at_first_tokens(targets: Array, weights: Array, positions: Array, documents: Array) -> tuple[Array, Array]:
+    """Targets and weights of a sequence, each `seq`, of which a document's are moved to its first token."""
+    own = jnp.maximum(documents, 0)
+    classes = jnp.zeros_like(targets).at[own].add(jnp.where(weights > 0, targets, 0))[own]
+    each = jnp.zeros_like(weights).at[own].add(weights)[own]
+    return classes, jnp.where((positions == 0) & (documents >= 0), each, 0)

@@ -64,8 +64,8 @@ class TextPairs(Examples):
 
 
 def with_end(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text, with an end after it."""
+    """The ids of a text, with an end after it, if the tokenizer has one."""
     ids = tokenizer.prompt(text)
-    if len(ids) > 1 and ids[-1] in tokenizer.ends:
+    if not tokenizer.ends or (len(ids) > 1 and ids[-1] in tokenizer.ends):
         return ids
     return [*ids, tokenizer.bos if tokenizer.bos in tokenizer.ends else min(tokenizer.ends)]

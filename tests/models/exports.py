@@ -165,7 +165,7 @@ EXPORTS = {
         activation="relu",
     ),
     "bert": Bert(40, 24, 2, 4, 20, positions=72, types=3, norm_eps=1, dropout=0, activation="relu"),
-    "bert alone": Bert(40, 24, 2, 4, 20, positions=72, types=3, norm_eps=1, dropout=0, head=False),
+    "bert alone": Bert(40, 24, 2, 4, 20, positions=72, types=3, norm_eps=1, dropout=0, head=False, pooler=True),
     "vit": ViT(12, 4, 2, 24, 2, 4, 20, classes=5, norm_eps=1, dropout=0, activation="relu"),
     "t5": T5(**T5_SIZES, **T5_MORE, gated=False, tied=True),
     "t5 v1.1": T5(**T5_SIZES, **T5_MORE, gated=True, tied=False, activation="silu"),

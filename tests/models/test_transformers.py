@@ -36,7 +36,7 @@ from axon.runtime import Runtime, nested
 from axon.serve.offline import write
 from axon.serve.request import Request, Sampling
 
-HEADED = ("llama_classes", "gemma2_classes", "qwen2_score")
+HEADED = ("llama_classes", "gemma2_classes", "gpt2_classes", "bert_classes", "qwen2_score")
 FAMILIES = (
     "llama31",
     "mistral",
@@ -126,9 +126,7 @@ def evaluate(name, model, tokens):
         x, _ = model.hidden(inputs, types(tokens))
         return mean_nll(model.masked_logits(x, "seq"), tokens)
     if name in HEADED:
-        x, *_ = model.hidden(inputs)
-        matrix = model.score.get_value()[:, None] if name == "qwen2_score" else model.classifier.get_value()
-        logits = x[np.arange(batch), last(tokens)] @ matrix
+        logits = headed_logits(name, model, tokens, inputs)
         if name == "qwen2_score":
             return jax.nn.softplus(logits[1] - logits[0])[0], logits
         found = jax.nn.log_softmax(logits)
@@ -143,6 +141,16 @@ def evaluate(name, model, tokens):
     return loss, model.output.logits(x)
 
 
+def headed_logits(name, model, tokens, inputs):
+    """Of each text, read at its last token, or at the first by an encoder."""
+    if name == "bert_classes":
+        x, _ = model.hidden(inputs, types(tokens))
+        return model.pooled(x, inputs)[:, 0] @ model.classifier.get_value() + model.classifier_bias.get_value()
+    x, *_ = model.hidden(inputs)
+    matrix = model.score.get_value()[:, None] if name == "qwen2_score" else model.classifier.get_value()
+    return x[np.arange(len(tokens)), last(tokens)] @ matrix
+
+
 def at_their_places(tokens):
     return Inputs(tokens, np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape))
 
@@ -153,7 +161,7 @@ def mean_nll(logits, tokens):
     return -jnp.mean(jnp.take_along_axis(found, tokens[:, 1 : logits.shape[1], None], axis=2)), logits
 
 
-@pytest.mark.few(name=("gpt2", "gemma2", "qwen2_score"))
+@pytest.mark.few(name=("gpt2", "gemma2", "qwen2_score", "bert_classes"))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_loss_and_gradients_are_those_of_transformers(name, family, placed, compiled, bind):
     one = family(name)
@@ -207,7 +215,8 @@ def test_a_config_says_all_of_a_model_and_nothing_is_left_over(name, family):
     assert table_for(one.config).name == one.table.name or name == "phi3"  # which is a Mistral too
     assert not unknown_fields(one.table, one.reference.config)
     said = {field.split(".")[0] for field in read_fields(one.table, one.reference.config)}
-    assert vars(one.config).keys() - LOCAL - {"multi_token"} <= said  # a block that is read where it is asked for
+    said |= {"multi_token", *one.table.present}  # a block that is read where it is asked for, and what arrays say
+    assert vars(one.config).keys() - LOCAL <= said
 
 
 @pytest.mark.few(name=("gemma2",), change=[{"soft_cap": None}])

@@ -6,11 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tokenizers
 from reports import silent
+from safetensors.numpy import load_file, save_file
+from tokenizers import Regex
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
 
-from axon.data import TokenizerFile
+from axon.checkpoint.huggingface.config import write_config
+from axon.checkpoint.huggingface.pieces import pieces_of
+from axon.checkpoint.huggingface.tables import table_for
+from axon.checkpoint.huggingface.tokenizer import SETTINGS
+from axon.checkpoint.huggingface.weights import SINGLE
+from axon.data import JsonLines, TokenizerFile
 from axon.errors import UserError
-from axon.run import Hub, InitFrom
+from axon.run import Hub, HubTokenizer, InitFrom
 from axon.run.convert import convert
 from axon.run.export import export_model
 from axon.run.inspect import evaluate_run, generate_text, logits_of
@@ -18,9 +29,12 @@ from axon.run.tasks import task_positions
 from axon.run.trained import open_trained
 from axon.serve.request import Sampling
 from axon.train.objective import NextToken
+from axon.train.optimizers import AdamW, Constant
 from axon.train.preference import Reward
 from axon.train.text_classification import TextClassification
 from axon.tune import Comparisons, LabelledTexts, RewardModel, TextClassifier
+from models.bert import Bert
+from models.t5 import T5
 
 LABELS = ("bad", "good", "fair")
 
@@ -39,8 +53,6 @@ def records(tmp_path_factory, shared_seed):
 
 def of(kind, trained, records):
     """A run of a classifier, or of a reward model, whose family has a head of its own that is not tied."""
-    from axon.data import JsonLines
-
     tokenizer = TokenizerFile(str(trained.folder / "tokenizer.json"))
     shape = {"seq": 64, "batch": 4, "tokenizer": tokenizer, "held_out": 0.2}
     model = replace(trained.train.model, tied=False, kv_heads=2)
@@ -127,3 +139,101 @@ def refused_by_name(hub, tmp_path):
     refused(r"id2label is .*expected a name of each class", id2label={"1": "a", "2": "b", "3": "c"})
     refused(r"score.weight: shape \(3, 32\), the model's is \(4, 32\)", num_labels=4)
     refused(r"architectures.*NoneForSequence.*Axon has no model", architectures=["NoneForSequenceClassification"])
+
+
+@pytest.fixture
+def bert(tmp_path, rng):
+    """bert(head, pooler): a folder of a random encoder as the hub has it, its tokenizer with [CLS] and [SEP]."""
+
+    def written(head, pooler):
+        ids = {token: number for number, token in enumerate(("[PAD]", "[CLS]", "[SEP]", "[UNK]", *"abcdefgh"))}
+        inner = tokenizers.Tokenizer(WordLevel(ids, "[UNK]"))
+        inner.pre_tokenizer = Split(Regex("."), "isolated")
+        inner.post_processor = TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[(token, ids[token]) for token in ("[CLS]", "[SEP]")]
+        )
+        inner.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[UNK]"])
+        folder = tmp_path / "plain"
+        folder.mkdir()
+        inner.save(str(folder / "tokenizer.json"))
+        settings = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        model = Bert(len(ids), 32, 1, 4, 48, positions=64, dropout=0.0, head=head, pooler=pooler)
+        table = table_for(model)
+        (folder / "config.json").write_text(json.dumps(write_config(table, model)))
+        shapes = pieces_of(table, model.build(), model.vocab).shapes
+        save_file({n: rng.normal(0, 0.3, s).astype(np.float32) for n, s in shapes.items()}, folder / SINGLE)
+        return folder
+
+    return written
+
+
+def classifier_of(folder, records, tiny, **fields):
+    """A run that makes a classifier of the encoder in a folder."""
+    name = f"hf:{folder}"
+    data = LabelledTexts(
+        *(64, 4, (JsonLines(str(records / "texts.jsonl")),), HubTokenizer(name)), held_out=0.2, labels=LABELS
+    )
+    start = InitFrom(name, ("*", "!classifier*", *fields.pop("others", ())))
+    train = replace(tiny, model=TextClassifier(Hub(name), LABELS), data=data, objective=TextClassification())
+    return replace(train, init_from=start, steps=2, evaluation=None, **fields)
+
+
+@pytest.mark.few(head=(True,))
+@pytest.mark.parametrize("head", [True, False])
+def test_an_encoder_becomes_a_classifier_with_the_pooler_that_it_has_and_goes_to_the_hub(
+    head, bert, records, tiny, do, few, tmp_path
+):
+    folder = bert(head, True)
+    train = classifier_of(folder, records, tiny, optimizer=AdamW(Constant(1e-6)))
+    ran = do(train, tmp_path / "run")
+    assert any("initial values for classifier, classifier_bias" in line for line in ran.lines)
+    assert head == any(line.startswith("not taken: output_bias, transform,") for line in ran.lines)
+    theirs, back, source = f"hf:{tmp_path / 'hub'}", tmp_path / "back", str(records / "texts.jsonl")
+    with few(1):
+        convert(str(ran.folder), theirs, silent)
+        convert(theirs, str(back), silent)
+        found = [evaluate_run(one, source, None, silent) for one in (str(ran.folder), theirs, str(back))]
+    for other in found[1:]:
+        assert (other.loss, other.accuracy) == pytest.approx((found[0].loss, found[0].accuracy), rel=1e-5)
+    stored, out = load_file(folder / SINGLE), load_file(tmp_path / "hub" / SINGLE)
+    for name in ("pooler.dense.weight", "pooler.dense.bias", "encoder.layer.0.output.dense.weight"):
+        np.testing.assert_allclose(out[f"bert.{name}"], stored["bert." * head + name], rtol=0, atol=1e-4)
+    config, settings = (json.loads((tmp_path / "hub" / name).read_text()) for name in ("config.json", SETTINGS))
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert (config["pad_token_id"], settings["pad_token"]) == (0, "[PAD]")
+
+
+def test_a_text_is_read_as_an_encoders_tokenizer_writes_it(bert, records, tiny):
+    prepared = classifier_of(bert(True, False), records, tiny).data.prepare(silent)
+    batch = prepared.splits["train"].batch(np.arange(1))
+    first = prepared.tokenizer.decode(batch["tokens"][0][batch["documents"][0] == 0])
+    assert first.startswith("[CLS]")
+    assert first.endswith("[SEP]")
+
+
+def test_an_encoder_without_a_pooler_says_that_it_begins_anew(bert, records, tiny, do, tmp_path):
+    train = classifier_of(bert(False, False), records, tiny)
+    with pytest.raises(UserError, match=r"pooler/dense: missing[^!]*InitFrom\.paths|InitFrom\.paths[^!]*pooler/dense"):
+        do(train, tmp_path / "refused")
+    ran = do(classifier_of(tmp_path / "plain", records, tiny, others=("!pooler/*",)), tmp_path / "run")
+    assert any("initial values for classifier, classifier_bias, pooler/dense" in line for line in ran.lines)
+
+
+def test_padding_is_no_token_in_which_a_text_ends(trained, records, do, few, tmp_path):
+    ended = of("texts", trained, records)
+    ended = replace(ended, data=replace(ended.data, end=True), steps=1, sample=None, evaluation=None)
+    said = {}
+    for name, train in {"ended": ended, "open": replace(ended, data=replace(ended.data, end=False))}.items():
+        ran, lines = do(train, tmp_path / name), []
+        with few(1):
+            convert(str(ran.folder), f"hf:{tmp_path / 'hub' / name}", lines.append)
+        config = json.loads((tmp_path / "hub" / name / "config.json").read_text())
+        said[name] = config.get("pad_token_id"), any("has no pad_token_id" in line for line in lines)
+    assert said == {"ended": (None, True), "open": (ran.train.data.tokenizer.load().bos, False)}
+
+
+@pytest.mark.parametrize("model", [RewardModel(Bert()), RewardModel(T5()), TextClassifier(T5(), LABELS)])
+def test_a_head_is_refused_on_what_is_no_language_model(model):
+    with pytest.raises(UserError, match=r"\.model is a (Bert|T5); expected a language model.*also Bert"):
+        model.build()

@@ -20,6 +20,7 @@ from axon.train.step import Program
 from axon.train.text_classification import TextClassification
 from axon.tune import LabelledTexts, TextClassifier
 from axon.tune.packing import Document, Example, batch_of
+from models.bert import Bert
 
 LABELS = ("sad", "merry", "neither")
 
@@ -55,6 +56,7 @@ def examples_of(rng, count):
 
 
 @pytest.mark.few(devices=(4,))
+@pytest.mark.parametrize("encodes", [False, True], ids=["the last token", "the first token"])
 @pytest.mark.parametrize(
     ("layout", "devices", "each"),
     [
@@ -64,15 +66,15 @@ def examples_of(rng, count):
     ],
     ids=["packed, in microbatches", "packed, on a layout", "context"],
 )
-def test_a_step_is_that_of_the_global_batch(layout, devices, each, tiny, few, random_parameters, seed):
-    found = []
+def test_a_step_is_that_of_the_global_batch(layout, devices, each, encodes, tiny, few, random_parameters, seed):
+    found, read = [], Bert(tiny.model.vocab, 32, 1, 4, 64, positions=32, dropout=0.0) if encodes else tiny.model
     for one_layout, count, packed in ((Layout({"data": 1}), 1, 1), (layout, devices, each)):
         rng = np.random.default_rng(seed)
         examples = examples_of(rng, 8)
         rows = [examples[start : start + packed] for start in range(0, 8, packed)]
         batch = batch_of([*rows, *[[] for _ in range(8 - len(rows))]], 32, "documents")
         with few(count):
-            model, objective = TextClassifier(tiny.model, LABELS), TextClassification()
+            model, objective = TextClassifier(read, LABELS), TextClassification()
             one = Program(model, one_layout, tiny.optimizer, batch=8, seq=32, objective=objective)
         state = one.init(jax.tree.map(jnp.asarray, random_parameters(one.runtime.module, rng)))
         found.append(jax.device_get(one.step(state, one.place(batch))[1]))

@@ -16,13 +16,15 @@ BLOCK = 16 * 2**20
 
 
 def with_own_arrays(table: Architecture, model: Any, weights: Weights) -> tuple[Any, list[str]]:
-    """`model`, as the weights have it where they differ from what its config.json says of copies; and what a person
-    should know of that.
+    """`model`, as the weights have it where config.json does not say it, or says another thing of copies; and what a
+    person should know of that.
 
     An array that is there under the name of its copy alone gets its own. Raises `CheckpointError` for a copy that
     differs, of a model that has no array of its own for it.
     """
     remarks = []
+    for field, name in table.present.items():
+        model = replace(model, **{field: _stored_name(weights, name, table.optional_prefix) is not None})
     for copy in table.copies:
         theirs, of = (_stored_name(weights, name, table.optional_prefix) for name in (copy.theirs, copy.of))
         if theirs is None:

@@ -81,10 +81,10 @@ def _with_head(name: str, config: Mapping[str, Any]) -> Architecture | None:
 
 def _tables_of(model: Any) -> list[Architecture]:
     """The tables beside the class of a config, of one with a head those of what it is around."""
-    if heads := [head for head in known_heads() if type(model) is head.model]:
-        inside = _tables_of(getattr(model, INSIDE))
-        return [table for head in heads for family in inside if (table := head.around(family)) is not None]
-    return [*getattr(sys.modules[type(model).__module__], TABLES, ())]
+    own = [*getattr(sys.modules[type(model).__module__], TABLES, ())]
+    heads = [head for head in known_heads() if type(model) is head.model]
+    families = _tables_of(getattr(model, INSIDE)) if heads else []
+    return own + [table for head in heads for family in families if (table := head.around(family)) is not None]
 
 
 def table_for(model: Any) -> Architecture:

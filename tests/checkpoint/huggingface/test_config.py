@@ -85,7 +85,10 @@ def test_rotary_frequencies_of_old_and_new_files_are_the_same(described):
     ("change", "message"),
     [
         ({"architectures": ["LlammaForCausalLM"]}, "Did you mean 'LlamaForCausalLM'?"),
-        ({"architectures": ["BloomForCausalLM"]}, "Known: BertForMaskedLM, BertModel, Deepseek"),
+        (
+            {"architectures": ["BloomForCausalLM"]},
+            "Known: BertForMaskedLM, BertForSequenceClassification, BertModel, Deepseek",
+        ),
         ({"hidden_act": "gelu_tanh"}, 'hidden_act is "gelu_tanh"; must be one of "silu", "swish", "gelu"'),
         ({"sliding_window": 8}, "sliding_window is 8; must be null; Llama as LlamaForCausalLM has no other"),
         ({"num_key_value_heads": 3}, "(heads is num_attention_heads, kv_heads is num_key_value_heads in config.json)"),

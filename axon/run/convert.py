@@ -141,7 +141,8 @@ def _write_padding(out: Path, tokenizer: Tokenizer, train: Train, report: Report
     """
     without_end = isinstance(train.data, LabelledTexts) and not train.data.end
     last = {tokenizer.prompt("a")[-1]} if without_end else tokenizer.ends
-    candidates, ids = (special_id(out, "", "pad_token"), *sorted(tokenizer.ends), tokenizer.bos), vocab_of(train.model)
+    named, ids = special_id(out, "", "pad_token"), vocab_of(train.model)
+    candidates = [*([] if named is None else [named]), *sorted(tokenizer.ends), tokenizer.bos]
     found = [one for one in candidates if one in range(ids or 0) and one not in last]
     if not found:
         report(

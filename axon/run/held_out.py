@@ -33,7 +33,7 @@ class HeldOutLoss:
     count: int
     bits_per_byte: float | None = None
     accuracy: float | None = None
-    adapters: Mapping[str, float] = field(default_factory=dict)
+    adapters: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def metrics(self) -> dict[str, float]:
         """By name, the numbers that there are."""

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
+from axon.layout import Layout
 from axon.train.masked import MaskedToken
 from axon.train.objective import SEQUENCES
+from axon.train.optimizers import AdamW, Constant
+from axon.train.step import Program
 from models.bert import Bert
 from models.llama import Llama
 
@@ -64,3 +67,14 @@ def test_what_cannot_be_is_refused(wrong, message):
     with pytest.raises(UserError) as caught:
         wrong()
     assert message in str(caught.value)
+
+
+def test_a_pooler_that_masked_tokens_do_not_reach_stays_as_it_was(rng, packed_batch, few):
+    model, optimizer = Bert(64, 8, 1, 2, 8, positions=16, pooler=True), AdamW(Constant(1e-2), weight_decay=0.1)
+    with few(1):
+        program = Program(model, Layout(), optimizer, batch=4, seq=16, objective=MaskedToken())
+    state = program.init()
+    before = jax.device_get(state.parameters)
+    after = jax.device_get(program.step(state, program.place(packed_batch(rng, 4, 16, 63)))[0].parameters)
+    jax.tree.map(np.testing.assert_array_equal, after["pooler"], before["pooler"])
+    assert not np.array_equal(after["transform"], before["transform"])

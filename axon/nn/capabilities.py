@@ -37,6 +37,14 @@ class HasPages(Protocol):
 
 
 @runtime_checkable
+class DiffersByLayer(Protocol):
+    excepted_layers: frozenset[int]
+    """The logical numbers of the layers in which the module does otherwise than in the others."""
+    layer: int | None
+    """While it is traced, one of the layers that the trace is of: all are excepted, or none. None: as if none were."""
+
+
+@runtime_checkable
 class ReportsMetrics(Protocol):
     step_metrics: Callable[[Mapping[str, Array]], dict[str, Array]]
     """Scalars of a step, from the statistics of the module's own variables by name, those of all layers."""

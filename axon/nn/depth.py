@@ -1,8 +1,8 @@
 """Depth: segments of blocks, a kind's parameters stacked along the axis `layers`."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -13,16 +13,17 @@ from jax import Array, lax
 from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
+from axon.nn import layer_scan
 from axon.nn.auxiliary import Auxiliary, over_layers
 from axon.nn.cache import CacheSpec, page_names, split_cache
-from axon.nn.capabilities import HasPages, Rotates
+from axon.nn.capabilities import DiffersByLayer, HasPages, Rotates
 from axon.nn.flops import forward_flops, is_trained, paths_in, training_flops
 from axon.nn.inputs import Inputs
 from axon.nn.mean_square import mean_square_taken, take_mean_square
 from axon.nn.norm import RMSNorm
 from axon.nn.remat import describe, remat_of, with_remat
 from axon.nn.rope import Rope
-from axon.nn.stored_layers import LayerValues, on_stages, stored_layer
+from axon.nn.stored_layers import LayerValues, on_stages
 from axon.own_code import written_at
 from axon.parallel.pipeline.region import in_stage
 
@@ -84,7 +85,7 @@ class Depth(nnx.Module):
             for kind in span.kinds:
                 if hasattr(self, kind):
                     raise UserError(f"Depth: a kind of block cannot be named {kind!r}: give it another name")
-                setattr(self, kind, _stacked(blocks[kind], span.layers(kind)))
+                setattr(self, kind, _stacked(blocks[kind], span.layers(kind), self.num_layers))
 
     @property
     def num_layers(self) -> int:
@@ -101,11 +102,12 @@ class Depth(nnx.Module):
 
         Auxiliary losses are summed over layers; statistics are at `<kind>/<path>`, with a leading axis `layers`.
         """
-        self._log([span.times for span in self.spans], cache is not None)
+        runs = [self._runs(span) for span in self.spans]
+        self._log([list(map(len, own)) for own in runs], cache is not None)
         inputs, caches, auxiliaries = self._with_steps(self._with_angles(inputs), cache), {}, {}
-        for span in self.spans:
+        for span, own in zip(self.spans, runs, strict=True):
             numbers = {kind: jnp.asarray(span.layers(kind)) for kind in span.kinds}
-            x, (own_caches, own_auxiliaries) = self._run(span, x, inputs, cache, numbers)
+            x, (own_caches, own_auxiliaries) = self._run(span, x, inputs, cache, numbers, own)
             caches |= own_caches
             auxiliaries |= own_auxiliaries
         return x, None if cache is None else caches, over_layers(auxiliaries)
@@ -119,14 +121,14 @@ class Depth(nnx.Module):
         None: all are. The blocks' parameters are those of these periods alone, in this order; auxiliary terms are as
         `__call__` gives them.
         """
-        self._log([len(numbers) for numbers in periods], has_cache=False)
+        self._log([[len(numbers)] for numbers in periods], has_cache=False)
         inputs, auxiliaries = self._with_angles(inputs), {}
         for span, numbers, there in zip(self.spans, periods, present, strict=True):
             if not len(numbers):
                 continue
             kinds = len(span.kinds)
             layers = {kind: span.start + kinds * numbers + place for place, kind in enumerate(span.kinds)}
-            x, (_, own) = self._run(span, x, inputs, None, layers, there)
+            x, (_, own) = self._run(span, x, inputs, None, layers, None, there)
             auxiliaries |= own
         return x, over_layers(auxiliaries)
 
@@ -197,25 +199,50 @@ class Depth(nnx.Module):
         inputs: Inputs,
         cache: Any,
         numbers: Mapping[str, Array],
+        runs: Sequence[range] | None,
         present: Array | None = None,
     ) -> tuple[Array, Any]:
         """`x` through periods of a segment, and by kind the new cache and the auxiliary terms, with an axis `layers`.
 
-        `numbers`: by kind, the logical numbers of the layers. `present`: which periods there are; None: all.
+        `numbers`: by kind, the logical numbers of the layers. `runs`: of the periods those that one trace is of; None:
+        all, whichever these are. `present`: which periods there are; None: all.
         """
-        times = len(numbers[span.kinds[0]])
-        in_scan = not self._unrolled(times, cache is not None)
-        layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
-        reads = cache is not None and axes.current() is not None and not on_stages()
+        has_cache, times = cache is not None, len(numbers[span.kinds[0]])
+        reads = has_cache and axes.current() is not None and not on_stages()
         values = {kind: LayerValues(self.blocks[kind], reads) for kind in span.kinds}
-        caches = {kind: None if cache is None else cache[kind] for kind in span.kinds}
-        paged = {kind: self._page_names(kind, cache is not None) for kind in span.kinds}
+        paged = {kind: self._page_names(kind, has_cache) for kind in span.kinds}
         states, pages = {}, {}
         for kind in span.kinds:
-            states[kind], pages[kind] = split_cache(caches[kind], paged[kind])
+            states[kind], pages[kind] = split_cache(cache[kind] if has_cache else None, paged[kind])
         parts = {kind: (values[kind].cut, states[kind], numbers[kind]) for kind in span.kinds}
+        each: Any = jnp.arange(times) if has_cache else None, parts
+        if present is not None:
+            each = each, present
+        carry, results = (x, take_mean_square(x) if self._hands_on(span, has_cache) else None, pages), []
+        spans = [range(times)] if runs is None else runs
+        for run, part in zip(spans, layer_scan.cut(each, list(map(len, spans))), strict=True):
+            in_scan = not self._unrolled(len(run), has_cache)
+            period = self._period(span, inputs, values, paged, in_scan, run if runs else None)
+            period = period if present is None else layer_scan.if_present(period)
+            carry, result = layer_scan.scanned(period, carry, part, len(run), in_scan)
+            results.append(result)
+        (x, _, pools), (own, auxiliaries) = carry, layer_scan.joined(results)
+        return x, ({kind: {**(own[kind] or {}), **pools[kind]} for kind in span.kinds}, auxiliaries)
 
-        def period(carry, part):
+    def _period(
+        self,
+        span: _Span,
+        inputs: Inputs,
+        values: Mapping[str, LayerValues],
+        paged: Mapping[str, frozenset[str]],
+        in_scan: bool,
+        run: range | None,
+    ) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """A period of a segment as the body of a scan over a run of them; None: over whichever these are."""
+        logical = {kind: None if run is None else span.layers(kind)[run.start] for kind in span.kinds}
+        layers = {kind: self._layer(kind, inputs, in_scan, logical[kind]) for kind in span.kinds}
+
+        def period(carry: Any, part: Any) -> tuple[Any, Any]:
             (x, mean, pools), (place, parts), own, auxiliaries = carry, part, {}, {}
             for kind, layer in layers.items():
                 cut, mine, number = parts[kind]
@@ -226,26 +253,17 @@ class Depth(nnx.Module):
                 pools = {**pools, kind: pool}
             return (x, mean, pools), (own, auxiliaries)
 
-        mean = take_mean_square(x) if self._hands_on(span, cache is not None) else None
-        carry = x, mean, pages
-        each = None if cache is None else jnp.arange(times), parts
-        run, each = (period, each) if present is None else (_if_present(period), (each, present))
-        if on_stages():
-            (x, _, pools), (own, auxiliaries) = self._from_stages(run, carry, each, times, in_scan)
-        elif in_scan or in_stage():
-            # Also unrolled, so that the backward has the stacked weights themselves, and no copies, which would wait.
-            (x, _, pools), (own, auxiliaries) = lax.scan(run, carry, each, unroll=1 if in_scan else times)
-        else:
-            (x, _, pools), (own, auxiliaries) = _unrolled_scan(run, carry, each, times)
-        return x, ({kind: {**(own[kind] or {}), **pools[kind]} for kind in span.kinds}, auxiliaries)
+        return period
 
-    def _from_stages(self, period: Callable[..., Any], carry: Any, parts: Any, times: int, in_scan: bool) -> Any:
-        """The same outside of a pipeline, whose stages store the layers."""
-        text = "each is sent to all stages, which all run it: evaluation and samples take as long as on one stage"
-        axes.log_choice("layers outside of the pipeline", text)
-        if in_scan:
-            return lax.scan(lambda carry, i: period(carry, stored_layer(parts, i)), carry, jnp.arange(times))
-        return _in_turn(period, carry, (stored_layer(parts, i) for i in range(times)))
+    def _runs(self, span: _Span) -> list[range]:
+        """The periods of a segment: neighbours whose modules all do the same are one run."""
+        excepted = {kind: [m.excepted_layers for m in _differing(self.blocks[kind])] for kind in span.kinds}
+        does = [
+            [span.layers(kind)[i] in layers for kind in span.kinds for layers in excepted[kind]]
+            for i in range(span.times)
+        ]
+        starts = [i for i in range(span.times) if i == 0 or does[i] != does[i - 1]]
+        return [range(*ends) for ends in pairwise((*starts, span.times))]
 
     def _with_angles(self, inputs: Inputs) -> Inputs:
         return inputs.with_angles(self.all_ropes)
@@ -279,16 +297,24 @@ class Depth(nnx.Module):
         modules = (module for kind in span.kinds for _, module in nnx.iter_modules(self.blocks[kind]))
         return not has_cache and any(isinstance(module, RMSNorm) and module.axis == "embed" for module in modules)
 
-    def _layer(self, kind: str, inputs: Inputs, in_scan: bool) -> Callable[..., tuple[Any, Any, Auxiliary]]:
+    def _layer(
+        self, kind: str, inputs: Inputs, in_scan: bool, logical: int | None
+    ) -> Callable[..., tuple[Any, Any, Auxiliary]]:
         """One layer of a kind, as a function of `x` and of its own parameters, cache, logical number, place among those
-        of its kind, and mean of squares of `x`; which comes back with the new `x`, if it is given."""
+        of its kind, and mean of squares of `x`; which comes back with the new `x`, if it is given.
+
+        `logical`: the logical number of one of the layers that it is traced for; None: not known.
+        """
         block = self.blocks[kind]
         graph = nnx.graphdef(block)
 
         def layer(x, part):
             parameters, cache, number, place, mean = part
             with axes.in_block(kind), mean_square_taken(x, mean):
-                result = nnx.merge(graph, parameters)(x, inputs.in_layer(number, 0 if place is None else place), cache)
+                own = nnx.merge(graph, parameters)
+                for module in _differing(own):
+                    module.layer = logical
+                result = own(x, inputs.in_layer(number, 0 if place is None else place), cache)
             x, cache, auxiliary = _checked(result, kind, block)
             # Else the embedding's order becomes that of all layers' inputs on TPUs, and each is copied in the backward.
             x = axes.row_major_in_training(x)
@@ -296,10 +322,13 @@ class Depth(nnx.Module):
 
         return with_remat(layer, remat_of(kind), block, in_scan)
 
-    def _log(self, periods: Sequence[int], has_cache: bool) -> None:
-        """Leave word of how each segment runs, of which there are so many periods here."""
-        modes = [("scanned", "unrolled")[self._unrolled(times, has_cache)] for times in periods]
-        how = [f"{s.times} × {' + '.join(s.kinds)} {mode}" for s, mode in zip(self.spans, modes, strict=True)]
+    def _log(self, runs: Sequence[Sequence[int]], has_cache: bool) -> None:
+        """Leave word of how each segment runs, of which there are runs of so many periods here."""
+        how = []
+        for span, own in zip(self.spans, runs, strict=True):
+            modes = [("scanned", "unrolled")[self._unrolled(times, has_cache)] for times in own]
+            counts = own if len(own) > 1 else [span.times]
+            how += [f"{n} × {' + '.join(span.kinds)} {mode}" for n, mode in zip(counts, modes, strict=True)]
         policies = {kind: describe(remat_of(kind)) for kind in self.blocks}
         one, *others = set(policies.values())
         remat = ", ".join(f"{policy} of {kind}" for kind, policy in policies.items()) if others else one
@@ -331,15 +360,19 @@ def _zeros(spec: ArraySpec) -> Array:
     return axes.shard(jnp.zeros(spec.shape, spec.dtype), " ".join(spec.axes), spec.kind)
 
 
-def _stacked(block: nnx.Module, layers: tuple[int, ...]) -> nnx.Module:
-    """`block`, all that it declares once for each of `layers`."""
+def _stacked(block: nnx.Module, layers: tuple[int, ...], num_layers: int) -> nnx.Module:
+    """`block`, all that it declares once for each of `layers`, of `num_layers` in all."""
     for _, variable in nnx.to_flat_state(nnx.state(block)):
         if variable.stack:
             raise UserError(f"Depth: this {type(block).__name__} stands elsewhere already: each kind needs its own")
         spec = variable.get_value()
         variable.set_value(jax.ShapeDtypeStruct((len(layers), *spec.shape), spec.dtype))
-        variable.set_metadata(stack=("layers",), layers=layers)
+        variable.set_metadata(stack=("layers",), layers=layers, num_layers=num_layers)
     return block
+
+
+def _differing(block: nnx.Module) -> list[DiffersByLayer]:
+    return [module for _, module in nnx.iter_modules(block) if isinstance(module, DiffersByLayer)]
 
 
 def _checked(result: Any, kind: str, block: nnx.Module) -> tuple[Array, Any, Auxiliary]:
@@ -351,44 +384,3 @@ def _checked(result: Any, kind: str, block: nnx.Module) -> tuple[Array, Any, Aux
         f"{type(block).__name__} ({written_at(type(block))}), the block of kind {kind!r}, returned {found}: a block "
         "returns (x, cache, auxiliary), of which the last is axon.nn.Auxiliary() where there is nothing to add"
     )
-
-
-def _if_present(period: Callable[..., Any]) -> Callable[..., Any]:
-    """A period, told besides whether it is there: one that is not changes nothing, and adds nothing."""
-
-    def run(carry: Any, part: tuple[Any, Array]) -> tuple[Any, Any]:
-        parts, present = part
-        parts = jax.tree.map(partial(_reports_if, present), parts, is_leaf=lambda x: isinstance(x, axes.Reporting))
-        after, (caches, auxiliaries) = period(carry, parts)
-        kept = jax.tree.map(lambda value: jnp.where(present, value, jnp.zeros_like(value)), auxiliaries)
-        return jax.tree.map(lambda y, x: jnp.where(present, y, x), after, carry), (caches, kept)
-
-    return run
-
-
-def _reports_if(present: Array, value: Any) -> Any:
-    """What a layer is given, a report only where the layer is there."""
-    if not isinstance(value, axes.Reporting):
-        return value
-    return replace(value, report=jnp.where(present, value.report, jnp.zeros_like(value.report)))
-
-
-def _unrolled_scan(period: Callable[..., Any], carry: Any, parts: Any, times: int) -> tuple[Any, Any]:
-    """`lax.scan(period, carry, parts)`, its body once for each period."""
-    return _in_turn(period, carry, _unstacked(parts, times))
-
-
-def _in_turn(period: Callable[..., Any], carry: Any, parts: Iterable[Any]) -> tuple[Any, Any]:
-    """`period` of each of `parts`, and what they give stacked."""
-    results = []
-    for one in parts:
-        carry, result = period(carry, one)
-        results.append(result)
-    return carry, jax.tree.map(lambda *each: jnp.stack(each), *results)
-
-
-def _unstacked(parts: Any, times: int) -> list[Any]:
-    """One tree for each period. A split, not slices: its transpose is one concatenation, not a sum of padded arrays."""
-    leaves, tree = jax.tree.flatten(parts)
-    split = [lax.split(leaf, (1,) * times) for leaf in leaves]
-    return [tree.unflatten(lax.squeeze(each[i], (0,)) for each in split) for i in range(times)]

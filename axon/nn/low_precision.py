@@ -9,6 +9,7 @@ from jax import Array
 from axon.axes import Names, Reporting, current, einsum, stored_array, use_weight
 from axon.axes.patterns import Contraction
 from axon.chips.chip import Option
+from axon.composition import STAGES, Part
 from axon.nn.amax import amax_variable, report_to
 from axon.nn.param import Param, ParamSpec
 from axon.nn.weight_transform import Operand, Weight, WeightTransform, untransformed
@@ -40,6 +41,14 @@ class LowPrecision(WeightTransform):
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
         return LowPrecisionWeight(untransformed(weight, declared, self), self.recipe)
 
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        """See `axon.composition`."""
+        if not (ends := self.recipe.ends_text):
+            return ()
+        why = "a stage runs one program for whichever layers it has"
+        return (Part(ends, "leave no layers out", excludes={STAGES: why}),)
+
     def options(self, platform: str) -> tuple[Option, ...]:
         return self.recipe.options(platform)
 
@@ -54,10 +63,12 @@ class LowPrecision(WeightTransform):
 
 class LowPrecisionWeight(Operand):
     """A weight, stored as it is, whose products are made by a recipe; and `amax`, if its scales follow from that: see
-    `axon.nn.amax.RecordedWeight`."""
+    `axon.nn.amax.RecordedWeight`. In `excepted_layers` they are those of a plain weight: see
+    `axon.nn.capabilities.DiffersByLayer`."""
 
     def __init__(self, weight: Param, recipe: Recipe):
-        self.base, self.recipe = weight, recipe
+        self.base, self.recipe, self.layer = weight, recipe, None
+        self.excepted_layers = recipe.excepted_layers(weight.num_layers) if weight.stack else frozenset()
         if recipe.recorded_steps:
             self.amax = amax_variable(weight, recipe.recorded_steps)
 
@@ -67,7 +78,7 @@ class LowPrecisionWeight(Operand):
 
     def contract(self, contraction: Contraction, x: Array) -> Array:
         scope = current()
-        if scope is None:  # mathematics only
+        if scope is None or self._is_excepted:
             return einsum(contraction.text, x, self.base)
         product = RecipeProduct.of(scope, contraction, self.recipe)
         return use_weight(scope, product, stored_array(self.base, "a recipe"), x, *self._recorded())
@@ -75,7 +86,12 @@ class LowPrecisionWeight(Operand):
     def grouped(self, bias: Any) -> Matrix:
         if not self.recipe.takes_experts:
             raise self._unusable("experts' matrices")
-        return Matrix(stored_array(self.base, "experts"), bias=bias, recipe=self.recipe)
+        recipe = None if self._is_excepted else self.recipe
+        return Matrix(stored_array(self.base, "experts"), bias=bias, recipe=recipe)
+
+    @property
+    def _is_excepted(self) -> bool:
+        return self.layer in self.excepted_layers
 
     def _recorded(self) -> list[Array]:
         """The largest magnitudes to be expected of the operands, and the array to report these to, in training."""

@@ -57,14 +57,16 @@ class Param(nnx.Param):
     stack of all. A transform (`axon.nn.weight_transform`) says whether it is `trained`, and under which path its
     initial values are drawn (`drawn_as`), where that is not its own.
 
-    Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Stacked along a depth, the
-    array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the layers there. It may
-    have more: what comes after `layers` is padding, of zeros at first (`axon.nn.stored_layers.pad_layers`).
+    Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Stacked along a depth of
+    `num_layers`, the array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the
+    layers there. It may have more: what comes after `layers` is padding, of zeros at first
+    (`axon.nn.stored_layers.pad_layers`).
     """
 
     axes: Names
     stack: Names
     layers: tuple[int, ...]
+    num_layers: int
     init: Initializer
     decay: bool
     in_stack: bool
@@ -87,7 +89,7 @@ class Param(nnx.Param):
         init = fan_in(names[0]) if init is None else init
         decay = len(names) > 1 if decay is None else decay
         own = {"init": init, "decay": decay, "in_stack": in_stack, "trained": trained, "drawn_as": None}
-        super().__init__(spec, axes=names, stack=(), layers=(), **own)
+        super().__init__(spec, axes=names, stack=(), layers=(), num_layers=0, **own)
 
 
 Updated = Callable[[Array, Array], Array]

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from axon.checks import check_range
 from axon.chips import CHIPS, Chip, chip_of
 from axon.chips.chip import Option
 from axon.errors import UserError
@@ -49,15 +50,22 @@ class Recipe(ABC):
         paths: patterns of the weights whose products are made so; by default the matrices of the blocks but for
             routers, and for experts unless it `takes_experts`. All else stays as `Precision.compute` says: embedding,
             head, norms, biases.
+        first, last: so many of a model's blocks at either end stay so too, those of an encoder and those of a
+            decoder.
         emulate: round and scale as the formats say, and multiply in float32: on any chip, in more time than without a
             recipe.
     """
 
     paths: Patterns | None = None
+    first: int = 0
+    last: int = 0
     emulate: bool = False
 
     takes_experts: ClassVar[bool] = True
     """Whether experts' matrices, whose products are grouped, can be multiplied so."""
+
+    def __post_init__(self):
+        check_range(self, "[0, 2**16)", "first", "last")
 
     @property
     @abstractmethod
@@ -79,7 +87,27 @@ class Recipe(ABC):
     @property
     def text(self) -> str:
         """The recipe in a few words, for the log."""
-        return f"{type(self).__name__}{', emulated' if self.emulate else ''}"
+        ends = " and ".join(f"{end} {count}" for end, count in self._ends.items())
+        left = f", without the {ends} layers" if ends else ""
+        return f"{type(self).__name__}{', emulated' if self.emulate else ''}{left}"
+
+    @property
+    def _ends(self) -> dict[str, int]:
+        return {end: count for end, count in (("first", self.first), ("last", self.last)) if count}
+
+    @property
+    def ends_text(self) -> str:
+        """The fields that leave layers out, as a person sets them; empty if none does."""
+        return " and ".join(f"{type(self).__name__}.{end} = {count}" for end, count in self._ends.items())
+
+    def excepted_layers(self, num_layers: int) -> frozenset[int]:
+        """The layers of so many that stay as `Precision.compute` says. Raises `UserError` if all would."""
+        if self._ends and self.first + self.last >= num_layers:
+            raise UserError(
+                f"{self.ends_text}: a model of {num_layers} layers has none left for the recipe. Leave fewer than "
+                f"{num_layers} out, or set Precision.recipe to None"
+            )
+        return frozenset((*range(self.first), *range(num_layers - self.last, num_layers)))
 
     def check(self, placement: Placement) -> None:
         """Raise `UserError` where the recipe cannot be carried out: on a chip without its products, or with products in

@@ -64,6 +64,7 @@ class FP8Delayed(Recipe):
     takes_experts: ClassVar[bool] = False
 
     def __post_init__(self):
+        super().__post_init__()
         check_range(self, "[1, 65536)", "history")
         check_range(self, "[0, 64)", "margin")
 
@@ -109,7 +110,7 @@ class NVFP4(Recipe):
     (NVIDIA, arXiv:2509.25149): gradients are rounded stochastically, and both operands of the weight's gradient are
     mixed by a random Hadamard transform. Experts' matrices stay as they are.
 
-    The paper keeps the first and last blocks in 16 bits too: `paths` can where layers are not stacked.
+    The paper keeps blocks at both ends in 16 bits: of 62 the `first` 2 and the `last` 8.
     """
 
     takes_experts: ClassVar[bool] = False

@@ -207,9 +207,10 @@ class Split:
         """Of one layer's weight while it is used."""
         return math.prod(spec.shape[spec.stack :]) / self.size(self._used(spec.own))
 
-    def _itemsize(self, path: str, spec: ParamSpec) -> int:
+    def _itemsize(self, path: str, spec: ParamSpec) -> float:
         """Bytes of an element as it is gathered: in 8 bits by a recipe, else no wider than it is stored."""
-        return 1 if path in self.work.rounded else min(self.work.compute, spec.dtype.itemsize)
+        wide, share = min(self.work.compute, spec.dtype.itemsize), self.work.rounded.get(path, 0.0)
+        return wide - share * (wide - 1)
 
     def _used(self, names: Names) -> Names:
         """The mesh axes that split a weight while it is used: experts stay where they are stored."""

@@ -24,8 +24,9 @@ from axon.nn.flops import forward_flops, matmul_flops, paths_in, training_flops
 from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.low_precision import LowPrecision
-from axon.nn.param import ParamSpec
+from axon.nn.param import Param, ParamSpec
 from axon.plan.flops import count_jaxpr, flops_of_kernels
+from axon.precision import Recipe
 from axon.runtime import Runtime, nested
 from axon.train.optimizers import frozen_paths
 from axon.train.step import Program
@@ -101,7 +102,8 @@ class Work:
 
     Args:
         periods: of each segment. outer: path → the weights around the layers. head: FLOPs of a token in it, forward and
-            backward. frozen: paths of the weights that do not train. rounded: of those that are gathered in 8 bits.
+            backward. frozen: paths of the weights that do not train. rounded: of those that are gathered in 8 bits, and
+            in which share of their layers.
         state: parameters, optimizer state and variables in axes. compute, reduce: bytes of an element of a weight as it
             is multiplied, and of a gradient as it is summed. model_flops: of a token, forward and backward.
     """
@@ -111,7 +113,7 @@ class Work:
     outer: Mapping[str, ParamSpec]
     head: float
     frozen: frozenset[str]
-    rounded: frozenset[str]
+    rounded: Mapping[str, float]
     compute: int
     reduce: int
 
@@ -167,17 +169,24 @@ def policies_of(program: Program) -> list[Remat]:
     return ["none", "minimal", *sorted(some), "full"]
 
 
-def _rounded(runtime: Runtime) -> frozenset[str]:
-    """The paths of the weights whose products the run's recipe makes in 8 bits."""
+def _rounded(runtime: Runtime) -> dict[str, float]:
+    """Path of each weight whose products the run's recipe makes in 8 bits → the share of its layers that do so."""
     if (recipe := runtime.precision.recipe) is None:
-        return frozenset()
+        return {}
     transform = LowPrecision(recipe)
     taken = {path for path, spec in runtime.declared.items() if transform.fits(path, spec)}
-    return frozenset(path for path in runtime.parameters if path.partition(STORED)[0] in taken and STORED in path)
+    params = {"/".join(map(str, path)): one for path, one in nnx.to_flat_state(nnx.state(runtime.module, Param))}
+    return {p: _share(recipe, one) for p, one in params.items() if STORED in p and p.partition(STORED)[0] in taken}
+
+
+def _share(recipe: Recipe, weight: Param) -> float:
+    if not weight.layers:
+        return 1.0
+    return 1 - len(recipe.excepted_layers(weight.num_layers).intersection(weight.layers)) / len(weight.layers)
 
 
 def _period(
-    program: Program, number: int, policies: tuple[Remat, ...], frozen: frozenset[str], rounded: frozenset[str]
+    program: Program, number: int, policies: tuple[Remat, ...], frozen: frozenset[str], rounded: Mapping[str, float]
 ) -> Period:
     depth, seq = program.module.layers, program.seq
     kinds = depth.spans[number].kinds
@@ -191,7 +200,8 @@ def _period(
     repeated, again = _repeated(traced, forward, whole, attention)
     routers = [m for block in blocks.values() for _, m in nnx.iter_modules(block) if isinstance(m, ChoosesExperts)]
     chosen = max((chosen / experts for chosen, experts in (one.chosen_experts for one in routers)), default=1.0)
-    narrow = [spec for path, spec in stored.items() if path in rounded]
+    narrow = [(spec, rounded[path]) for path, spec in stored.items() if path in rounded]
+    dispatched = max((share for spec, share in narrow if "experts" in spec.own), default=0.0)
     return Period(
         times=depth.spans[number].times,
         matrices=declared,
@@ -201,9 +211,9 @@ def _period(
         backward=whole / forward - 1,
         attention=attention,
         largest=max(each) / forward,
-        narrow=sum(matrix_flops(spec, chosen) for spec in narrow) / forward,
-        rounded_elements=sum(map(_operands, narrow)),
-        dispatched=1 / program.runtime.compute_dtype.itemsize if any("experts" in spec.own for spec in narrow) else 1.0,
+        narrow=sum(share * matrix_flops(spec, chosen) for spec, share in narrow) / forward,
+        rounded_elements=sum(share * _operands(spec) for spec, share in narrow),
+        dispatched=1 - dispatched * (1 - 1 / program.runtime.compute_dtype.itemsize),
         kept={policy: one.kept for policy, one in traced.items()},
         repeated=repeated,
         again=again,

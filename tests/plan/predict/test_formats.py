@@ -103,6 +103,14 @@ def test_patterns_of_a_recipe_say_which_products_are_narrow():
     assert period.rounded_elements == 3 * (WIDE["embed"] + WIDE["mlp"])
 
 
+def test_layers_that_a_recipe_leaves_are_as_without(plain, rounded):
+    half = work(precision=Precision(recipe=Int8(first=1, last=1)))  # of 4
+    assert half.periods[0].narrow == pytest.approx(rounded.periods[0].narrow / 2)
+    assert half.periods[0].rounded_elements == pytest.approx(rounded.periods[0].rounded_elements / 2)
+    sizes = [sum(one.size for one in shards(each).split.weights[0]) for each in (plain, half, rounded)]
+    assert sizes[1] == pytest.approx((sizes[0] + sizes[2]) / 2)
+
+
 def test_a_recipe_sends_rows_to_experts_a_byte_a_number():
     """One of the four exchanges of a layer, in half the bytes."""
     large, fields = {"embed": 4096, "batch": 64, "seq": 1024, "layers": 1}, {"remat": "none", "mesh": {"expert": 4}}

@@ -27,6 +27,7 @@ class Chip:
             one device to all others of its host. None where it is not known.
         network: bytes/s of one device to other hosts, or other slices of TPUs; None where it is not known.
         host: how many devices are linked so; of a torus, those of a slice are.
+        host_memory: bytes of the host's memory for each of its devices; None where it is not known.
         sustained: how much of the peak a training step's products reach: the one constant that `axon plan` fits
             (docs/planner.md).
         topology: the smallest that has it, to compile for one of its devices; empty where none can be described.
@@ -49,6 +50,7 @@ class Chip:
     link: float | None = None
     network: float | None = None
     host: int = 8
+    host_memory: float | None = None
     sustained: float = 0.7
     topology: str = ""
     target: str = ""

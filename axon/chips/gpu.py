@@ -4,7 +4,8 @@ Sources: of peaks the maker's data sheet of each product, its figures "with spar
 XLA's own description of the device (`xla/backends/gpu/target_config/specs`), which says what a program can have; where
 it has none, the data sheet, whose GB are 10^9 bytes. Of an MI300X's 8-bit products int8 alone is listed: its floats are
 e4m3fnuz and e5m2fnuz, other numbers than those here. Of links the data sheet's bandwidth to the GPUs of a host, halved
-for one direction; of the network one card of the maker's system of 8 (DGX A100: 200 Gbit/s, the others 400) for each.
+for one direction; of the network one card of the maker's system of 8 (DGX A100: 200 Gbit/s, the others 400) for each;
+of the host's memory that system's 2 TB (DGX A100 of 80 GB, H100, H200) for 8.
 """
 
 from dataclasses import replace
@@ -45,7 +46,8 @@ dnn_version_info {{ major: 9 minor: 20 }}
 runtime_version {{ major: 13 minor: 0 patch: 0 }}
 device_description_str: "{kind}"
 """
-    return Chip(name, (kind,), peak, memory, bandwidth, topology=f"{name}:1", target=target, products=products)
+    chip = Chip(name, (kind,), peak, memory, bandwidth, topology=f"{name}:1", target=target, products=products)
+    return replace(chip, host_memory=2e12 / 8)
 
 
 def _on_sheet(name: str, kind: str, peak: float, memory: float, bandwidth: float, products: frozenset[str]) -> Chip:

@@ -2,7 +2,8 @@
 
 Sources: Google Cloud TPU documentation, "System architecture" of v4, v5e, v5p, v6e and TPU7x, whose figures are of a
 chip, the bandwidth between chips that of all links in both directions; of narrow products those for which it states a
-higher peak than bfloat16's; of the network a host's cards, over its chips. Figures of options: jax 0.12.0.1 with libtpu
+higher peak than bfloat16's; of the network a host's cards, over its chips; of the host's memory the RAM of the largest
+virtual machine, likewise. Figures of options: jax 0.12.0.1 with libtpu
 0.0.50.1 unless they say otherwise, 2026-11-21; `docs/measurements.md` has the shapes.
 """
 
@@ -46,6 +47,7 @@ V5E = Chip(
     torus=2,
     link=50e9,
     network=3.125e9,
+    host_memory=48e9,
     topology="v5e:2x2",
     splits_tiled_scatters=True,
     products=frozenset({"int8"}),
@@ -86,6 +88,7 @@ V5P = Chip(
     torus=3,
     link=100e9,
     network=6.25e9,
+    host_memory=112e9,
     topology="v5p:2x2x1",
     products=frozenset({"int8"}),
     options=(
@@ -119,6 +122,7 @@ V6E = Chip(
     torus=2,
     link=100e9,
     network=12.5e9,
+    host_memory=180e9,
     topology="v6e:2x2",
     products=frozenset({"int8"}),
     options=(

@@ -51,7 +51,7 @@ def _row(plan: Plan) -> Iterator[str]:
     yield str(layout.zero)
     yield str(layout.microbatches)
     yield "–" if layout.schedule is None else repr(layout.schedule).removesuffix("()")
-    yield _remat(plan.execution.remat)
+    yield plan.carried_out
     yield f"{plan.memory.gib:.1f}"
     yield f"{total:.3g}"
     yield f"{plan.seconds.mfu:.1%}"
@@ -71,10 +71,6 @@ def mesh_text(layout: Layout) -> str:
     parts += ["seq"] if "seq.residual" in layout.rows else []
     parts += [f"{name} split" for name, row in layout.rows.items() if row == "tensor"]
     return ", ".join([*parts, *(f"{name} whole" for name in whole)])
-
-
-def _remat(remat: Any) -> str:
-    return remat if isinstance(remat, str) else f"keeps {', '.join(remat)}"
 
 
 def _memory(plan: Plan) -> Table:
@@ -146,7 +142,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     ]
     return {
         "layout": {name: _plain(value) for name, value in _planned(plan.layout).items()},
-        "execution": {"remat": _plain(plan.execution.remat)},
+        "execution": {"remat": _plain(plan.execution.remat), "host": list(plan.execution.host)},
         "recipe": plan.recipe and recipe_name(plan),
         "memory_gib": round(plan.memory.gib, 3),
         "memory": {name: round(size / GIB, 3) for name, size in plan.memory.parts.items()},
@@ -206,3 +202,4 @@ def _gin(found: Plans, best: Plan) -> Iterator[str]:
     if schedule is not None:
         yield from (f"{type(schedule).__name__}.{field.name} = {value!r}" for field, value in own_values(schedule))
     yield f"Execution.remat = {best.execution.remat!r}"
+    yield f"Execution.host = {best.execution.host!r}"

@@ -13,7 +13,8 @@ from axon.disk import cache_folder
 from axon.errors import UserError, suggest
 from axon.layout import Layout, Placement
 from axon.plan.predict.links import Bandwidths
-from axon.plan.predict.work import Work, policies_of
+from axon.plan.predict.policies import offloads_of, policies_of
+from axon.plan.predict.work import Work
 from axon.plan.report import Report
 from axon.plan.report_cache import ReportCache
 from axon.plan.search import Pins, Plan, Planner
@@ -71,7 +72,7 @@ def plan_config(question: Question, count: int, compiling: Callable[[str], None]
     for tree, planner in map(planner_of, question.of_each_format()):
         if compiling:
             confirmation = _confirmation(tree, planner, compiling)
-            planner, dropped = replace(planner, accept=confirmation), [*dropped, confirmation.dropped]
+            planner, dropped = _compilable(planner, confirmation), [*dropped, confirmation.dropped]
         planners.append(planner)
     target, found = planners[0].target, best_of(planners, count)
     dropped = tuple(one for several in dropped for one in several)
@@ -97,6 +98,13 @@ def _confirmation(tree: Train, planner: Planner, say: Callable[[str], None]) -> 
     return Confirmation(planner.accept, report, target.chip.memory, say)
 
 
+def _compilable(planner: Planner, confirmation: Confirmation) -> Planner:
+    """The search among what can be compiled: GPUs that are only described name no memories, which state on the host
+    needs."""
+    hosts = () if planner.target.platform == "gpu" else planner.space.hosts
+    return replace(planner, accept=confirmation, space=replace(planner.space, hosts=hosts))
+
+
 def _none_fits(target: Target, dropped: Sequence[Dropped]) -> UserError:
     least = min(dropped, key=lambda one: one.needed or math.inf)
     return UserError(
@@ -116,7 +124,24 @@ def planner_of(question: Question) -> tuple[Train, Planner]:
     policies = [one_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
     space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned, matrices_of(work))
+    if target.chip.host_memory is not None:
+        offloads = () if "remat" in pinned.execution else tuple(offloads_of(work.names, policies))
+        space = replace(space, offloads=offloads, hosts=_hosts(tree, target, pinned))
     return tree, Planner(space, work, _acceptance(tree, target), bandwidths)
+
+
+def _hosts(tree: Train, target: Target, pins: Pins) -> tuple[tuple[str, ...], ...]:
+    """The kinds of array that a plan may have in the host's memory besides the config's own: the optimizer's state,
+    where the program composes with that."""
+    execution = tree.execution
+    if "host" in pins.execution or "optimizer" in execution.host:
+        return ()
+    moved = (*execution.host, "optimizer")
+    try:
+        alone(replace(tree, execution=replace(execution, host=moved)), target)
+    except UserError:
+        return ()
+    return (moved,)
 
 
 def check_predicted(tree: Train, target: Target) -> None:

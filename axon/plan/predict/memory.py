@@ -58,14 +58,26 @@ def away(execution: Execution) -> list[str]:
     return [STATE[kind] for kind in execution.host]
 
 
+def on_host(shards: Shards) -> float:
+    """Bytes of the host's memory that a device's state and activations take."""
+    state = sum(shards.split.state[kind] for kind in away(shards.execution)) * shards.padding
+    numbers = range(len(shards.split.work.periods))
+    waits = shards.tokens * sum(shards.periods(n) / shards.virtual * shards.sent(n) for n in numbers)
+    return state + waits * (shards.run.pools.inputs if shards.split.stages > 1 else 1)
+
+
 def _activations(shards: Shards) -> float:
-    """What waits between forward and backward: of all layers, or in the slots of a pipeline's table."""
-    of_token = shards.split.waiting(shards.remat, lambda number: shards.periods(number) / shards.virtual)
-    of_chunk = shards.tokens * of_token
+    """What waits between forward and backward: of all layers, or in the slots of a pipeline's table; and of what waits
+    on the host one period's, on its way."""
+    numbers = range(len(shards.split.work.periods))
+    of_token = shards.split.waiting(shards.waits.here, lambda number: shards.periods(number) / shards.virtual)
+    if shards.waits.input:
+        of_token -= sum(shards.periods(n) / shards.virtual * shards.split.inputs[n] for n in numbers)
+    of_chunk, sent = shards.tokens * of_token, shards.tokens * max(map(shards.sent, numbers))
     if shards.split.stages == 1:
-        return of_chunk
+        return of_chunk + sent
     stream, pools = shards.stream / shards.split.stream_split, shards.run.pools
-    return pools.inputs * of_chunk + (pools.inputs + pools.gradients + 2) * stream
+    return pools.inputs * of_chunk + sent + (pools.inputs + pools.gradients + 2) * stream
 
 
 def _layer(shards: Shards, number: int) -> float:

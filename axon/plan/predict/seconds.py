@@ -15,7 +15,7 @@ from axon.plan.predict.shards import PIPE, Gathered, Shards
 PRODUCTS, REPEATED, ELEMENTWISE = "matrix products", "products again, by remat", "element-wise work"
 TENSOR, WEIGHTS, GRADIENTS = "activations of split blocks", "weights and their gradients", "gradients at the end"
 EXPERTS, CONTEXT, BUBBLE, STAGES = "tokens to experts", "keys and values", "bubble of the pipeline", "between stages"
-HEAD, UPDATE, HOST = "head and loss", "update", "state on the host"
+HEAD, UPDATE, HOST, OFFLOADED = "head and loss", "update", "state on the host", "activations to the host and back"
 
 COMMUNICATION = frozenset({TENSOR, WEIGHTS, GRADIENTS, EXPERTS, CONTEXT, STAGES})
 """The lines of what is sent."""
@@ -66,6 +66,11 @@ class Seconds:
     @property
     def total(self) -> float:
         return sum(line.exposed for line in self.lines)
+
+    @property
+    def sends_to_host(self) -> bool:
+        """Whether state or activations wait in the host's memory."""
+        return any(line.name in (HOST, OFFLOADED) for line in self.lines)
 
     def of(self, *names: str) -> float:
         """Exposed seconds of the lines with these names."""
@@ -139,6 +144,7 @@ class _Clock:
             Line(GRADIENTS, self.gradients(), 0.0, split.batch_axes),
             Line(UPDATE, self.update()),
             Line(HOST, self.host()),
+            self.offloaded(),
         ]
 
     # ---- the layers -----------------------------------------------------------------------------------------------
@@ -154,7 +160,7 @@ class _Clock:
         """One period of a segment."""
         shards, split = self.shards, self.shards.split
         period = split.work.periods[number]
-        share, context = period.repeated[shards.remat], self.context(number)
+        share, context = period.repeated[shards.waits.computed], self.context(number)
         sends = 3 + share + (1 + share) * period.dispatched
         forward, backward, repeated = self.products(number)
         tensor, in_rings = self.tensor(number, share), set(split.tensor_axes) <= set(split.placement.overlap)
@@ -185,7 +191,8 @@ class _Clock:
         width = 1 - period.narrow * period.forward / weights * (1 - 1 / EIGHT_BITS)
         times = (period.backward * period.forward - BACKWARD_PRODUCTS * period.attention) / weights
         forward, backward = width * (plain + grouped), width * times * (plain + of_grouped / 2)
-        repeated = period.repeated[shards.remat] * forward + period.again[shards.remat] * attention
+        computed = shards.waits.computed
+        repeated = period.repeated[computed] * forward + period.again[computed] * attention
         return forward + attention, backward + of_attention, repeated
 
     def moved(self, number: int) -> float:
@@ -208,7 +215,7 @@ class _Clock:
         """Bytes of a token's copies that are put in the order of their experts and back, forward and backward, read and
         written; where they are sent to other devices, in the order of these too. What remat repeats is there alone."""
         split, work = self.shards.split, self.shards.split.work
-        times = 2 + work.periods[number].repeated[self.shards.remat] / 2
+        times = 2 + work.periods[number].repeated[self.shards.waits.computed] / 2
         orders = 2 if split.expert_axes else 1
         moved = 4 * orders * times * split.experts[number].rows * work.embed * work.compute
         return moved / ROWS[split.placement.platform]
@@ -290,6 +297,14 @@ class _Clock:
         state, kinds = self.shards.split.state, away(self.shards.execution)
         weights = 2 * self.shards.layout.microbatches * state["parameters"] if "parameters" in kinds else 0.0
         return (sum(state[kind] for kind in kinds) + weights) / self.links.bandwidths.host
+
+    def offloaded(self) -> Line:
+        """Activations go to the host while the layers' forward runs, and come while their backward does."""
+        shards, layers, micro = self.shards, self.layers, self.shards.layout.microbatches
+        size = shards.tokens * sum(shards.periods(n) * shards.sent(n) for n in range(len(shards.split.work.periods)))
+        once, forward = size / self.links.bandwidths.host, layers.forward + layers.others / 3
+        hidden = min(once, forward) + min(once, layers.total - forward)
+        return Line(OFFLOADED, 2 * once * micro, hidden * micro)
 
     @cached_property
     def all_weights(self) -> list[tuple[Gathered, float]]:

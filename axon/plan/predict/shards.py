@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from axon.axes import ArraySpec, Execution
-from axon.axes.execution import Remat, is_policy
+from axon.axes.execution import INPUT, OFFLOAD, SAVE, Remat, is_policy
 from axon.axes.patterns import Names, base
 from axon.layout import KINDS, Layout, Placement
 from axon.layout.table import Schedule
@@ -17,7 +17,7 @@ from axon.nn.param import ParamSpec
 from axon.parallel.pipeline import Action, OneFOneB, lockstep
 from axon.parallel.pipeline.rows import Pools, rows
 from axon.plan.predict.kernels import ExpertsWork
-from axon.plan.predict.work import Kept, Period, Work, matrix_flops
+from axon.plan.predict.work import STREAM, Kept, Period, Work, matrix_flops
 
 PIPE = "pipe"
 
@@ -34,6 +34,15 @@ class Gathered(NamedTuple):
     trained: float
     axes: Names
     summed: Names
+
+
+class Waits(NamedTuple):
+    """What waits between forward and backward, as policies that keep all on the device: `computed` by what is not
+    computed again, `here` by what waits on the device; `input`: whether a block's input waits on the host."""
+
+    computed: Remat
+    here: Remat
+    input: bool
 
 
 class Run(NamedTuple):
@@ -99,6 +108,11 @@ class Split:
             return kept.of(self.stream_split, heads, kv_heads)
 
         return {(i, policy): of(kept) for i, one in enumerate(self.work.periods) for policy, kept in one.kept.items()}
+
+    @cached_property
+    def inputs(self) -> tuple[float, ...]:
+        """Of each segment, bytes of a token in the inputs of a period's blocks."""
+        return tuple(period.kept["full"].bytes[STREAM] / self.stream_split for period in self.work.periods)
 
     def waiting(self, remat: Remat, periods: Callable[[int], float]) -> float:
         """Bytes that wait of a token in so many periods of each segment: what is the same for all layers waits once."""
@@ -258,11 +272,22 @@ class Shards:
     layout: Layout
     execution: Execution
 
-    @property
-    def remat(self) -> Any:
-        """The policy of all kinds of block: the planner has one for all."""
+    @cached_property
+    def waits(self) -> Waits:
+        """By the policy of all kinds of block: the planner has one for all."""
         assert is_policy(self.execution.remat)
-        return self.execution.remat
+        remat: Any = self.execution.remat
+        if not isinstance(remat, Mapping):
+            return Waits(remat, remat, False)
+        saved, sent = ([n for n, a in remat.items() if a == action and n != INPUT] for action in (SAVE, OFFLOAD))
+        policy = self.split.work.policy
+        return Waits(policy([*saved, *sent]), policy(saved), remat.get(INPUT) == OFFLOAD)
+
+    def sent(self, number: int) -> float:
+        """Bytes of a token that a period of a segment sends to the host's memory, and fetches back."""
+        computed, here, with_input = self.waits
+        named = self.split.kept[number, computed] - self.split.kept[number, here]
+        return named + (self.split.inputs[number] if with_input else 0.0)
 
     @cached_property
     def tokens(self) -> float:

@@ -5,7 +5,7 @@ policy is what JAX keeps, and FLOPs are those of its program.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from axon.nn.language_model import LanguageModel
 from axon.nn.low_precision import LowPrecision
 from axon.nn.param import Param, ParamSpec
 from axon.plan.flops import count_jaxpr, flops_of_kernels
+from axon.plan.predict.policies import names_by_module
 from axon.precision import Recipe
 from axon.runtime import Runtime, nested
 from axon.train.optimizers import frozen_paths
@@ -147,6 +148,17 @@ class Work:
         parts = {"parameters": specs.parameters, "optimizer": specs.optimizer, "variables": specs.variables}
         return {kind: jax.tree.leaves(tree) for kind, tree in parts.items()}
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The activations that modules name."""
+        return frozenset().union(*names_by_module(self.program).values())
+
+    def policy(self, names: Collection[str]) -> Remat:
+        """The policy, as `kept` has it, by which these are kept of a block besides its input."""
+        if not names:
+            return "full"
+        return "minimal" if self.names <= set(names) else tuple(sorted(names))
+
     @property
     def embed(self) -> int:
         return self.program.module.dims["embed"]
@@ -155,18 +167,6 @@ class Work:
     def model_flops(self) -> float:
         """Of a step, by `axon.observe.mfu.FORMULA`."""
         return self.program.flops_per_token * self.program.batch * self.program.seq
-
-
-def policies_of(program: Program) -> list[Remat]:
-    """The remat policies worth trying: none, full, minimal, and minimal without the names of one kind of module."""
-    by_module: dict[str, set[str]] = {}
-    for block in program.module.layers.blocks.values():
-        for _, module in nnx.iter_modules(block):
-            if isinstance(module, NamesActivations):
-                by_module.setdefault(type(module).__name__, set()).update(module.remat_names)
-    names = set().union(*by_module.values())
-    some = {tuple(sorted(names - own)) for own in by_module.values() if own != names and len(own) > 1}
-    return ["none", "minimal", *sorted(some), "full"]
 
 
 def _rounded(runtime: Runtime) -> dict[str, float]:

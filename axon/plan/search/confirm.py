@@ -57,4 +57,4 @@ class Confirmation:
 
 def _name(plan: Plan) -> str:
     mesh = " × ".join(f"{axis} {size}" for axis, size in plan.layout.mesh.items())
-    return f"{mesh}, ZeRO {plan.layout.zero}, remat {plan.execution.remat}"
+    return f"{mesh}, ZeRO {plan.layout.zero}, remat {plan.carried_out}"

@@ -1,15 +1,18 @@
 """Plans: layouts and executions that fit a machine and that validation accepts, the fastest first."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from axon.axes import Execution
 from axon.chips.target import Target
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.nn.remat import describe
 from axon.plan.predict.links import Bandwidths
-from axon.plan.predict.memory import Memory, away, kept, memory
+from axon.plan.predict.memory import Memory, away, kept, memory, on_host
 from axon.plan.predict.seconds import Seconds, seconds
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
@@ -19,6 +22,9 @@ from axon.precision import Recipe
 
 ROOM = 0.9
 """How much of a device's memory a plan may take by prediction, which is right within about 10 %."""
+
+HOST_ROOM = 0.7
+"""How much of the host's memory, likewise: processes, batches and what is saved are there too."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,13 @@ class Plan:
     recipe: Recipe | None = None
     why_not: str = ""
     compiled: Report | None = None
+
+    @property
+    def carried_out(self) -> str:
+        """Its remat, and what of the state is on the host, in words."""
+        remat: Any = self.execution.remat
+        words = f"keeps {', '.join(remat)}" if isinstance(remat, tuple) else describe(remat)
+        return f"{words}; {', '.join(self.execution.host)} on the host" if self.execution.host else words
 
 
 Acceptance = Callable[[Plan], Plan | None]
@@ -63,13 +76,18 @@ class Planner:
         """Bytes of a device that a plan may take."""
         return ROOM * self.target.chip.memory
 
+    @property
+    def host_room(self) -> float:
+        """Bytes of the host's memory that a device's part of a plan may take."""
+        return HOST_ROOM * (self.target.chip.host_memory or math.inf)
+
     def best(self, count: int) -> list[Plan]:
         """The fastest plans that are accepted, of each mesh, ZeRO stage and schedule the fastest one."""
         return best_of((self,), count)
 
     @cached_property
     def ranked(self) -> list[Plan]:
-        """All that fits, the fastest first; of two as fast the one with less memory."""
+        """All that fits, the fastest first."""
         return sorted(self.fitting(), key=_order)
 
     def fitting(self) -> Iterator[Plan]:
@@ -79,17 +97,22 @@ class Planner:
             if not split.divides or split.gradients + self._here(split.state) > self.room:
                 continue
             for run in self.space.runs(layout):
-                for execution in self.space.executions():
-                    shards = Shards(split, run, execution)
-                    if sum(kept(shards).values()) > self.room:
-                        break  # whatever remat keeps
-                    used = memory(shards)
-                    if used.total <= self.room:
-                        yield self._plan(shards, used)
+                yield from self._of_run(split, run)
+
+    def _of_run(self, split: Split, run: Layout) -> Iterator[Plan]:
+        """What fits of a layout. Nothing waits on the host where all fits without: it would only take time."""
+        for executions in self.space.executions():
+            tried = [Shards(split, run, one) for one in executions]
+            if sum(kept(tried[0]).values()) > self.room:
+                continue  # whatever remat keeps
+            fitting = [(one, used) for one in tried if (used := memory(one)).total <= self.room]
+            yield from (self._plan(*one) for one in fitting if on_host(one[0]) <= self.host_room)
+            if len(fitting) == len(tried):
+                break
 
     def _here(self, state: Mapping[str, float]) -> float:
-        """Bytes of the state that lie on a device."""
-        return sum(size for kind, size in state.items() if kind not in away(self.space.execution))
+        """Bytes of the state that lie on a device, at least."""
+        return sum(size for kind, size in state.items() if kind not in away(self.space.smallest_execution))
 
     def smallest(self) -> Plan:
         """What would take least memory, whether it fits or not. Raises `UserError` where nothing divides."""
@@ -97,7 +120,7 @@ class Planner:
         for layout in self.space.layouts():
             split = self.split(layout)
             for run in self.space.runs(layout) if split.divides else ():
-                shards = Shards(split, run, replace(self.space.execution, remat="full"))
+                shards = Shards(split, run, self.space.smallest_execution)
                 used = memory(shards)
                 if found is None or used.total < found.memory.total:
                     found = self._plan(shards, used)
@@ -131,5 +154,6 @@ def best_of(planners: Sequence[Planner], count: int) -> list[Plan]:
     return found
 
 
-def _order(plan: Plan) -> tuple[float, float]:
-    return plan.seconds.total, plan.memory.total
+def _order(plan: Plan) -> tuple[float, bool, float]:
+    """The fastest first; of two as fast what sends nothing to the host, then what takes less memory."""
+    return plan.seconds.total, plan.seconds.sends_to_host, plan.memory.total

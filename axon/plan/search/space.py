@@ -65,6 +65,8 @@ class Space:
 
     Args:
         program: of the model, on any layout. start: the layout whose other fields plans have. policies: of remat.
+        offloads: policies that send to the host, tried where not all of `policies` fit; hosts: kinds of array in the
+            host's memory that are tried likewise, beside the execution's own.
         matrices: of the model, by which axes are split that the default table does not know or cannot split.
     """
 
@@ -75,6 +77,8 @@ class Space:
     policies: tuple[Remat, ...]
     pins: Pins = Pins()
     matrices: tuple[Matrix, ...] = ()
+    offloads: tuple[Remat, ...] = ()
+    hosts: tuple[tuple[str, ...], ...] = ()
 
     def layouts(self) -> Iterator[Layout]:
         """Those that differ in where arrays live: of one microbatch and the default schedule."""
@@ -108,9 +112,17 @@ class Space:
                 if all(self.pins.allow(name, getattr(made, name)) for name in ("microbatches", "schedule")):
                     yield made
 
-    def executions(self) -> Iterator[Execution]:
-        """The execution with each policy."""
-        return (replace(self.execution, remat=remat) for remat in self.policies)
+    def executions(self) -> Iterator[list[Execution]]:
+        """The execution with each policy; what sends more to the host follows, for where not all before it fits."""
+        for host in (self.execution.host, *self.hosts):
+            for policies in filter(None, (self.policies, self.offloads)):
+                yield [replace(self.execution, remat=remat, host=host) for remat in policies]
+
+    @property
+    def smallest_execution(self) -> Execution:
+        """The one with which a device has least."""
+        remat = self.offloads[-1] if self.offloads else "full"
+        return replace(self.execution, remat=remat, host=(self.execution.host, *self.hosts)[-1])
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,10 @@ from axon.layout import Layout, Placement
 from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, figures, lockstep
 from axon.plan.memory import arguments
 from axon.plan.predict.memory import memory
+from axon.plan.predict.policies import policies_of
 from axon.plan.predict.seconds import BUBBLE, EXPERTS, GRADIENTS, PRODUCTS, REPEATED, TENSOR, WEIGHTS, seconds
 from axon.plan.predict.shards import Shards, Split
-from axon.plan.predict.work import Work, policies_of
+from axon.plan.predict.work import Work
 from axon.train.masked import MaskedToken
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program

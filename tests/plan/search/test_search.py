@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from planning import mixture, program
@@ -12,6 +13,7 @@ from axon.chips.target import Target
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.plan.predict.memory import memory
+from axon.plan.predict.policies import offloads_of
 from axon.plan.predict.seconds import seconds
 from axon.plan.predict.shards import Shards
 from axon.plan.predict.work import Work
@@ -31,9 +33,13 @@ def on(name, memory=None):
     return target if memory is None else replace(target, chip=replace(target.chip, memory=memory))
 
 
-def planner(base, target, pins=Pins()):
-    work = Work.of(base, POLICIES)
-    space = Space(base, target, Layout(), Execution(), POLICIES, pins)
+def planner(base, target, pins=Pins(), host=False):
+    """The search; with `host`, what may lie in the host's memory is tried too."""
+    policies = ("none", "minimal", "full") if host else POLICIES
+    work = Work.of(base, policies)
+    space = Space(base, target, Layout(), Execution(), policies, pins)
+    if host:
+        space = replace(space, offloads=tuple(offloads_of(work.names, policies)), hosts=(("optimizer",),))
 
     def build(plan):
         placement = Placement.described(plan.layout, target.devices, target.platform)
@@ -58,7 +64,7 @@ def test_the_best_is_the_best_of_all_that_fit(dense, room):
     every = []
     for layout in found.space.layouts():
         for run in found.space.runs(layout):
-            for execution in found.space.executions():
+            for execution in chain(*found.space.executions()):
                 shards = Shards(found.split(run), run, execution)
                 if memory(shards).total <= ROOM * room and shards.split.divides:
                     every.append((seconds(shards, found.target).total, run, execution))
@@ -114,6 +120,67 @@ def test_state_on_the_host_leaves_room_for_what_would_not_fit_beside_it(dense):
     found = replace(one, space=host, accept=lambda plan: plan).best(1)
     assert found
     assert "optimizer" not in found[0].memory.parts
+
+
+def without_host(found):
+    """The same search of what lies on devices alone."""
+    return replace(found, space=replace(found.space, offloads=(), hosts=()))
+
+
+def on_host(plan):
+    return plan.seconds.sends_to_host
+
+
+@pytest.fixture(scope="module")
+def offloading(dense):
+    return planner(dense, on("v5e:2x4"), host=True)
+
+
+def with_memory(found, memory, host_memory=48e9):
+    chip = replace(found.target.chip, memory=int(memory), host_memory=host_memory)
+    return replace(found, space=replace(found.space, target=replace(found.target, chip=chip)))
+
+
+def test_what_fits_on_no_device_alone_gets_a_plan_with_the_host_that_the_real_program_takes(offloading):
+    found = with_memory(offloading, 17.5e6)
+    assert without_host(found).best(1) == []
+    (plan,) = found.best(1)
+    assert on_host(plan)
+    assert found.accept(plan)
+    assert plan.memory.total <= found.room
+
+
+@pytest.mark.parametrize("memory", [2e9, 120e6, 50e6, 30e6, 20e6])
+def test_the_host_never_makes_the_best_plan_slower(offloading, memory):
+    found = with_memory(offloading, memory)
+    best, alone = found.best(1)[0], without_host(found).best(1)[0]
+    assert best.seconds.total <= alone.seconds.total
+    if best.seconds.total == alone.seconds.total:
+        assert not on_host(best)
+
+
+def test_nothing_waits_on_the_host_where_all_fits_without(offloading):
+    found = with_memory(offloading, 2e9)
+    assert not any(map(on_host, found.ranked))
+    assert len(found.ranked) == len(without_host(found).ranked)
+
+
+def test_a_host_without_room_takes_nothing(offloading):
+    found = with_memory(offloading, 30e6, host_memory=1e3)
+    assert not any(map(on_host, found.ranked))
+    assert len(found.ranked) == len(without_host(found).ranked)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_with_the_host_for_any_model_is_built_by_the_real_program(seed):
+    drawn = random.Random(seed)
+    made = drawn.choice([program, mixture])(batch=16, layers=drawn.choice([2, 4]), mlp=drawn.choice([96, 256]))
+    found = planner(made, on(drawn.choice(["v5e:2x4", "h100:2x2", "v5p:2x2x1"])), host=True)
+    least = found.smallest().memory.total / ROOM
+    plans = [plan for plan in with_memory(found, drawn.uniform(1.05, 1.5) * least).ranked if on_host(plan)]
+    assert plans
+    for plan in drawn.sample(plans, min(4, len(plans))):
+        assert found.accept(plan), plan.carried_out
 
 
 def test_pins_are_kept(dense):

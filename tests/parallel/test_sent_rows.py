@@ -129,6 +129,7 @@ def test_results_and_gradients_are_those_of_rows_that_experts_round(name, layout
     check_equal(layer(*drawn), unsent(RECIPES[name], layout, **options)(*drawn))
 
 
+@pytest.mark.full
 def test_a_ragged_exchange_gives_the_same(rng, ways, unsent, monkeypatch):
     monkeypatch.setitem(moe.DISPATCHERS, "padded", ways["ragged"])
     layer = Layer(RECIPES["row"], LAYOUTS[1], capacity_factor=4.0)

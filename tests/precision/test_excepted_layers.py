@@ -140,6 +140,7 @@ def test_microbatches_and_shards_change_nothing(rng, packed_batch):
         assert np.linalg.norm(many[path] - value) < 1e-4 * np.linalg.norm(value)
 
 
+@pytest.mark.few(ends=({"first": 2},))
 @pytest.mark.parametrize(
     ("ends", "paths"),
     [({"last": 2}, "layers/dense/*"), ({"first": 2}, ("layers/experts/*", "!*/router/*"))],
@@ -166,6 +167,7 @@ def test_a_segment_is_cut_where_one_of_its_period_s_layers_differs():
     assert of.choices["layers"].startswith(f"{periods}, 1 × last unrolled")
 
 
+@pytest.mark.full
 def test_what_is_left_records_nothing(rng, packed_batch):
     of = program(FP8Delayed(emulate=True, first=FIRST, last=LAST))
     _, _, variables = stepped(of, packed_batch(rng, BATCH, SEQ, SIZES["vocab"]))

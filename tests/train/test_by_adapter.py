@@ -97,7 +97,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.few(name=("zero 3 sequence", "zero 2 microbatches"))
+@pytest.mark.few(name=("zero 3 sequence",))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
     """At a low rate: at a high one rounding grows from step to step."""

@@ -13,6 +13,7 @@ from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
 from axon.data.prepared import BatchReader, NoRewards, Prepared, Question
 from axon.data.tokenizer import Tokenizer, TokenizerFile
 from axon.fields import leaves
+from axon.runtime import Runtime
 
 
 class TextConfig(Protocol):
@@ -73,6 +74,10 @@ class FeedConfig(ABC):
     def seq_of(self, model: Any) -> int:
         """Positions of a sequence."""
         return self.data.seq_of(model)
+
+    def check_runtime(self, runtime: Runtime) -> None:
+        """Raise `UserError` where batches cannot be made beside the run's runtime; by default they can."""
+        return
 
     @abstractmethod
     def prepare(self, report: Callable[[str], None] = print) -> "FedCorpus":

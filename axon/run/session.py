@@ -10,7 +10,7 @@ import jax
 
 from axon.checkpoint import open_store
 from axon.checkpoint.huggingface.hub import copy_companions
-from axon.data import Prepared
+from axon.data import FeedConfig, Prepared
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.launch.agree import AgreedStop, check_alike, largest, process_0_first
@@ -47,6 +47,7 @@ from axon.serve.text_model import check_request
 from axon.train.loop import Record
 from axon.train.optimizers import schedule_notices
 from axon.train.state import State
+from axon.train.step import Program
 
 HANG_LINGER_SECONDS = 5.0
 """A process that hung ends so much after it has said so: the others, which wait for it, say so within that time."""
@@ -79,8 +80,7 @@ class Session:
 
     def check(self) -> None:
         """Raise the `UserError` that `run` would for this configuration and its data, where other runs come before."""
-        self.program = program(self.train)
-        check_memory(self.program)
+        self.program = self._program()
         with process_0_first("check"):
             corpus = self._corpus()
             answers_of(self.train, corpus, self.program, self.report)
@@ -90,10 +90,9 @@ class Session:
     def run(self, steps: int | None, profile: Asked) -> State:
         if jax.process_count() > 1:
             check_mesh(self.train.layout)
-        self.program = program(self.train)  # raises for a layout that cannot hold the model, before any work is done
+        self.program = self._program()
         if (used := self.program.placement.mesh.size) < jax.device_count():
             self.report(f"Layout.mesh is of {used} of the {jax.device_count()} devices there are: the first are used")
-        check_memory(self.program)
         self.program.update.claim_disk()
         until = self._last_step(steps)
         check_profiled(profile, until)
@@ -150,6 +149,14 @@ class Session:
         return state
 
     # ---- before ---------------------------------------------------------------------------------------------------
+
+    def _program(self) -> Program:
+        """The run's functions. Raises for a layout that cannot hold or sample the model, first of all."""
+        made, data = program(self.train), self.train.data
+        if isinstance(data, FeedConfig):
+            data.check_runtime(made.runtime)
+        check_memory(made)
+        return made
 
     def _source(self) -> Source:
         """What this run's parameters are read from; None for a run that has a checkpoint of its own."""

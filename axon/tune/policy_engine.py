@@ -1,5 +1,6 @@
 """An engine that answers with the weights of a run as they are."""
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ import jax
 from axon.axes.memory import to_device
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Layout, Placement
 from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
 from axon.serve.check_layout import check_serves
@@ -37,11 +38,8 @@ class PolicyEngine:
     """
 
     def __init__(self, trained: Runtime, layout: Layout | None, tokenizer: Tokenizer, capacity: Capacity):
-        """Raises `UserError` for a layout that cannot serve."""
-        if layout is not None:
-            self.runtime = _serving(trained, layout)
-        else:
-            self.runtime = _like(trained, trained.layout) if trained.placement.host else trained
+        own = layout is not None or trained.placement.host
+        self.runtime = _like(trained, layout or trained.layout) if own else trained
         self._trained, self._shared = trained, {"tokenizer": tokenizer, "capacity": capacity}
         self._engines: list[Engine] = []
 
@@ -96,20 +94,30 @@ def checked(answer: Answer, state: State) -> Answer:
     return answer
 
 
-def _serving(trained: Runtime, layout: Layout) -> Runtime:
+def check_layout(trained: Runtime, layout: Layout, described: bool) -> None:
+    """Raise `UserError` for a layout of `PolicyEngine` by which the run's model cannot answer. described: on devices of
+    other processes; a mesh size of -1, which those infer, is taken for 1."""
+    layout = layout.with_axes_of(trained.layout)
     try:
-        runtime = _like(trained, layout)
-        check_serves(runtime)
+        if described:
+            fewest = math.prod(size for size in layout.mesh.values() if size != -1)
+            placement = Placement.described(layout, fewest, trained.placement.platform)
+        else:
+            placement = Placement.of(layout, trained.placement.devices)
+        check_serves(_on(trained, placement))
     except UserError as error:
         raise UserError(f"Rollouts.layout: {error}") from None
-    return runtime
 
 
 def _like(runtime: Runtime, layout: Layout, devices: Sequence[Any] | None = None) -> Runtime:
     """The same model, split as `layout` says over these devices, by default all of its own."""
     layout, devices = layout.with_axes_of(runtime.layout), devices or runtime.placement.devices
+    return _on(runtime, Placement.of(layout, devices))
+
+
+def _on(runtime: Runtime, placement: Placement) -> Runtime:
     shared = {"precision": runtime.precision, "transforms": runtime.transforms}
-    return Runtime(runtime.model, layout, devices=devices, **shared)
+    return Runtime(runtime.model, placement.layout, placement=placement, **shared)
 
 
 def _places(runtime: Runtime) -> Any:

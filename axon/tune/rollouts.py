@@ -23,6 +23,7 @@ from axon.fields import RESUMABLE
 from axon.layout import Layout
 from axon.model_config import vocab_of
 from axon.nn import LanguageModel
+from axon.runtime import Runtime
 from axon.serve.offline import capacity_for
 from axon.serve.request import Request, Sampling, check_ids
 from axon.train.evaluate import Evaluator
@@ -37,7 +38,7 @@ from axon.tune.model_score import ModelScore, ModelScorer
 from axon.tune.partial_feed import PartialRolloutFeed
 from axon.tune.partial_rollouts import PartialSampler, check_partial
 from axon.tune.playing import EnvironmentProcesses, check_portable
-from axon.tune.policy_engine import PolicyEngine
+from axon.tune.policy_engine import PolicyEngine, check_layout
 from axon.tune.policy_sampler import EnginePlayer, Noise, Player, PolicySampler
 from axon.tune.prompt import Prompt
 from axon.tune.prompts import PromptOrder, of_chats, of_question, of_sources
@@ -206,6 +207,10 @@ class Rollouts(FeedConfig):
     @property
     def arrays(self) -> Mapping[str, str]:
         return self.selection.arrays
+
+    def check_runtime(self, runtime: Runtime) -> None:
+        if self.layout is not None:
+            check_layout(runtime, self.layout, described=self.samplers is not None)
 
     def prepare(self, report: Callable[[str], None] = print) -> "PreparedRollouts":
         """Prepares the corpus, and reads the prompts. Raises `UserError` for one that leaves no room for an answer."""

@@ -13,7 +13,6 @@ from axon.nn.weight_transform import WeightTransform
 from axon.precision import Precision
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
-from axon.serve.check_layout import check_serves
 from axon.tune.episode_runner import EpisodeRunner, Start
 from axon.tune.episodes import Episode
 from axon.tune.policy_engine import PolicyEngine
@@ -28,14 +27,12 @@ class SamplerSetup:
     Args:
         weights: the folder of `WeightVersions`.
         model, layout, precision, execution, transforms: see `Runtime`. tokenizer, capacity: see `Engine`.
-        own_layout: whether that is not the layout of training, but one for serving.
         runner: plays episodes of an environment; None: an answer is all.
     """
 
     weights: Path
     model: Any
     layout: Layout
-    own_layout: bool
     precision: Precision
     execution: Execution
     transforms: Sequence[WeightTransform]
@@ -54,19 +51,15 @@ class SamplerSetup:
         runner: EpisodeRunner | None,
     ) -> "SamplerSetup":
         """Of the model that is trained; `layout`: where each axis lives, None: as it is trained."""
-        own = layout is not None
         layout = layout.with_axes_of(trained.layout) if layout is not None else trained.layout
         execution = replace(trained.execution, host=(), disk={})
-        parts = trained.model, layout, own, trained.precision, execution, trained.transforms
+        parts = trained.model, layout, trained.precision, execution, trained.transforms
         return cls(weights, *parts, tokenizer, capacity, runner and replace(runner, report=say))
 
     def sampler(self) -> "Sampler":
-        """Made in the process that samples. Raises `UserError` for a layout that its devices do not have, or that does
-        not serve."""
+        """Made in the process that samples. Raises `UserError` for a layout that its devices do not have."""
         shared = {"precision": self.precision, "execution": self.execution, "transforms": self.transforms}
         runtime = Runtime(self.model, self.layout, devices=first_devices(self.layout), **shared)
-        if self.own_layout:
-            check_serves(runtime)
         return Sampler(self, runtime)
 
 

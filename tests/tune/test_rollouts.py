@@ -4,6 +4,7 @@ import itertools
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from axon.layout import Execution, Layout
 from axon.parallel.pipeline.schedules import OneFOneB
 from axon.run import program
 from axon.serve import Answer, Capacity, Engine, Finish, Request, Sampling, answers
-from axon.tune import AllAnswers, BestAndWorst, BestAnswers, Rollouts, packing
+from axon.tune import AllAnswers, BestAndWorst, BestAnswers, Rollouts, Samplers, packing
 from axon.tune.episodes import Episode
 from axon.tune.judge import Scores
 from axon.tune.policy_engine import PolicyEngine
@@ -27,6 +28,7 @@ from axon.tune.policy_sampler import Noise
 from axon.tune.prompt import Prompt
 from axon.tune.rollout import Rollout
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
 
 
@@ -233,9 +235,26 @@ def test_between_two_batches_there_are_no_keys_and_values(one, prepared, begun, 
     ],
     ids=["training", "row", "devices"],
 )
-def test_a_layout_that_does_not_serve_is_refused_by_field(layout, said, one, prepared):
+def test_a_layout_that_does_not_serve_is_refused_by_field(layout, said, one, rolling):
     with pytest.raises(UserError, match=rf"^Rollouts\.layout: .*{said}"):
-        PolicyEngine(one.runtime, layout, prepared.tokenizer, Capacity(2, length=16))
+        replace(rolling.data, layout=layout).check_runtime(one.runtime)
+
+
+def test_a_layout_of_samplers_is_checked_on_devices_that_are_not_there(one, rolling):
+    """Which infer -1 themselves."""
+    for mesh in ({"tensor": 2}, {"data": 64, "tensor": -1}):
+        replace(rolling.data, layout=Layout(mesh), samplers=Samplers()).check_runtime(one.runtime)
+    wide = replace(rolling.data, layout=Layout({"tensor": 3}), samplers=Samplers())
+    with pytest.raises(UserError, match=r"^Rollouts\.layout: .*mesh axis 'tensor'"):
+        wide.check_runtime(one.runtime)
+
+
+def test_a_layout_that_cannot_shard_what_is_sampled_costs_no_stage(do, tmp_path):
+    train = load(CONFIGS / "tune" / "quickstart_grpo.gin").tree
+    data = replace(train.data, layout=Layout({"tensor": 2}))
+    with pytest.raises(UserError, match=r"^Rollouts\.layout: .*'tensor'"):
+        do(replace(train, data=data, layout=Layout({"data": 2})), tmp_path / "run", devices=2)
+    assert not (tmp_path / "run").exists()
 
 
 def test_engines_that_share_the_requests_have_the_same_arrays(rolling, prepared, few, begun, rng):

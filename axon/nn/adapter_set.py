@@ -1,6 +1,6 @@
 """A weight with several products of low rank beside it, each of which sequences of its own train."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,11 @@ def stored_factor(path: str, adapter: str) -> str:
     """Where an `AdapterSet` has the factor that LoRA of one adapter has at `path`."""
     weight, _, factor = path.rpartition("/")
     return f"{weight}/{ADAPTERS}/{adapter}/{factor}"
+
+
+def factors_of_adapter(values: Mapping[str, Any], paths: Iterable[str], adapter: str) -> dict[str, Any]:
+    """The parameters that one adapter's model has alone, at `paths`, of the `values` that a run of several has."""
+    return {path: values[path if path in values else stored_factor(path, adapter)] for path in paths}
 
 
 def is_of_adapter(path: str, adapter: str) -> bool:

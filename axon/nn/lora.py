@@ -2,7 +2,8 @@
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import jax
@@ -127,3 +128,8 @@ class LoRA(WeightTransform):
         more = "" if self.keeps_weights else ", begun as PiSSA"
         more += f", one for each of {', '.join(self.adapters)}" if self.adapters else ""
         return f"{'DoRA' if self.dora else 'LoRA'} of rank {self.rank}, scale {self.scale:g}{more}"
+
+
+def one_adapter(transforms: Sequence[WeightTransform]) -> tuple[WeightTransform, ...]:
+    """The transforms of a run that trains one adapter alone of those that these train at once."""
+    return tuple(replace(one, adapters=()) if isinstance(one, LoRA) else one for one in transforms)

@@ -10,7 +10,7 @@ save_begin, save_blocked, save_end: `seconds` that training waited, and until al
 mirrored, mirror_failed: a checkpoint was copied to `Checkpoints.mirror`: `seconds`, `bytes`; or was not: `error`
 fetched: a checkpoint was taken from there: `seconds`, `bytes`; `damaged`: a line about each later one
 evaluation: `seconds`, `loss`; `answers`, the first of those to held-out questions: of each `question`, `expected` and
-    `answer`, texts, and `scores`, name → number
+    `answer`, texts, `scores`, name → number, and whose it is, `adapter`, where several are trained at once
 stop: a person or the machine asked to stop: `signal`
 not_finite, spike: a fault at a step: `loss`, `grad_norm`, `policy`, `batch`, and the `documents` in it
 skip, rollback: what was done about it

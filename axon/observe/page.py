@@ -191,7 +191,8 @@ def _answer_table(events: Sequence[Record]) -> str:
 
 def _answer_row(asked: Sequence[Record]) -> str:
     question, expected = asked[0]["question"], asked[0]["expected"].strip()
-    return f"<tr><td>{escape(question)}<td>{escape(expected)}{''.join(map(_answer, asked))}</tr>"
+    whose = f"<small>{escape(str(asked[0]['adapter']))}</small>" if "adapter" in asked[0] else ""
+    return f"<tr><td>{escape(question)}{whose}<td>{escape(expected)}{''.join(map(_answer, asked))}</tr>"
 
 
 def _answer(found: Record) -> str:

@@ -304,8 +304,7 @@ class Session:
         self.events.record("evaluation", step, seconds=seconds, loss=found.loss, **shown)
         self.store.losses[step] = found.loss
         self.journal.evaluated({"step": step} | metrics)
-        exact = f", {metrics['eval_exact']:.1%} of answers right" if "eval_exact" in metrics else ""
-        self.report(f"step {step}: validation {found}{exact}")
+        self.report(f"step {step}: validation {found}{f', {answered}' if answered else ''}")
 
     def _evaluate_if_missing(self, corpus: Prepared, state: State) -> None:
         if not int(largest(self.journal.has_evaluation(int(state.step)))):

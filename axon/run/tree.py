@@ -17,7 +17,7 @@ from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, Location
 from axon.layout import Layout
-from axon.nn.lora import LoRA
+from axon.nn.lora import one_adapter
 from axon.nn.low_precision import with_recipe
 from axon.nn.weight_transform import WeightTransform, adapter_names
 from axon.object_store import is_url
@@ -47,8 +47,9 @@ class Model(Protocol):
 class Evaluation:
     """Loss on held-out data: every `every` steps and at the end, on `batches` batches of it (None: all).
 
-    `answers`: so many held-out questions of chats are answered too, greedily by the engine; `eval_exact` is the share
-    of answers that are the right one, token by token, end included, and `eval_reward`, where a run learns from rewards,
+    `answers`: so many held-out questions of chats are answered too, greedily by the engine; of adapters that are
+    trained at once, each answers so many of its own. `eval_exact` is the share of answers that are the right one, token
+    by token, end included, `eval_exact/NAME` that of an adapter's, and `eval_reward`, where a run learns from rewards,
     their mean. With an environment they are episodes, of which the last answer counts. The first are on the page of
     `axon report`. None: none. `at_start`: also before the first step.
     """
@@ -164,8 +165,8 @@ class Train:
             raise UserError("Train.sample is text to continue, and Train.data are images: set Train.sample to None")
 
     def _check_adapters(self) -> None:
-        """Raise `UserError` unless the data are of the adapters that are trained, and nothing is asked of the model as
-        a whole."""
+        """Raise `UserError` unless the data are of the adapters that are trained, and no text of the model as a
+        whole."""
         data, kind = self.data, type(self.data).__name__
         if not isinstance(data, Examples):
             raise UserError(
@@ -177,12 +178,10 @@ class Train:
                 f"LoRA.adapters is {self.adapters}, and {kind}.adapters, which says whose each source is, "
                 f"{data.adapters}: name the same ones in both, in one order"
             )
-        answers = self.evaluation is not None and self.evaluation.answers is not None
-        asked = {"Evaluation.answers": answers, "Train.sample": self.sample is not None}
-        if found := [name for name, is_set in asked.items() if is_set]:
+        if self.sample is not None:
             raise UserError(
-                f"{found[0]} is set, which is of one model, and LoRA.adapters make {len(self.adapters)}: leave it out, "
-                f"and ask each when the run is done, as axon generate RUN:{self.adapters[0]}"
+                f"Train.sample is set, which is of one model, and LoRA.adapters make {len(self.adapters)}: leave it "
+                f"out, and ask each when the run is done, as axon generate RUN:{self.adapters[0]}"
             )
 
     def _check_best(self) -> None:
@@ -210,8 +209,7 @@ class Train:
     def of_adapter(self, name: str) -> "Train":
         """The run that trains this one of `adapters` alone, by its own sources."""
         assert isinstance(self.data, Examples)
-        alone = tuple(replace(one, adapters=()) if isinstance(one, LoRA) else one for one in self.transforms)
-        return replace(self, transforms=alone, data=self.data.of_adapter(name))
+        return replace(self, transforms=one_adapter(self.transforms), data=self.data.of_adapter(name))
 
     @property
     def reference_models(self) -> dict[str, object]:

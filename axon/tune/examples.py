@@ -320,10 +320,12 @@ class PreparedExamples(NoRewards):
         order = held_out_order(self.splits["held_out"].rows, self.data.batch)
         return self._batches("held_out", order[:batches], sequences)
 
-    def questions(self, count: int) -> list[Question]:
+    def questions(self, count: int, adapter: str | None = None) -> list[Question]:
+        """See `Prepared`; of examples that train this `adapter` alone, if any is named."""
         if not self.data.answers:
             return []
-        examples = (one for one in self.splits["held_out"].examples if one.documents[0] is not EMPTY)
+        held_out = (one for one in self.splits["held_out"].examples if one.documents[0] is not EMPTY)
+        examples = (one for one in held_out if adapter in (None, adapter_of(self.data, one.source)))
         return [last_answer(example) for example in islice(examples, count)]
 
     def text_bytes(self, batch: Batch) -> np.ndarray:

@@ -13,19 +13,26 @@ from axon.checkpoint import Reader
 from axon.config import dump, load
 from axon.data import JsonLines
 from axon.data.feed import FeedContext
+from axon.data.prepared import Question
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn.lora import LoRA
 from axon.observe.lines import read_lines
 from axon.run import Evaluation, InitFrom, Sample, program
+from axon.run.answers import Answered, answers_of
 from axon.run.export_adapter import export_adapter
 from axon.run.inspect import evaluate_run, restored
+from axon.run.reporting import RunReport
 from axon.run.trained import open_trained
 from axon.serve.logits import logits
+from axon.serve.offline import Answer, write
+from axon.serve.request import Finish, Request, Sampling
 from axon.train.optimizers import AdamW, Constant
 from axon.tune import Chats
+from axon.tune.episodes import Episode
 
-NAMES = ("turn", "copy")
+ANSWERS = {"turn": lambda word: word[::-1], "copy": lambda word: word}
+NAMES = tuple(ANSWERS)
 SPLIT = Layout({"data": 2, "tensor": 2}, zero=3)
 
 
@@ -41,9 +48,9 @@ def at_once(trained, hub, tmp_path_factory, shared_seed):
     """A run that tunes the hub's model on two files, an adapter for each."""
     folder, rng = tmp_path_factory.mktemp("chats"), np.random.default_rng(shared_seed)
     sources = (
-        written(folder / "turned.jsonl", lambda word: word[::-1], rng),
-        written(folder / "copied.jsonl", lambda word: word, rng),
-        written(folder / "more.jsonl", lambda word: word[::-1], rng),
+        written(folder / "turned.jsonl", ANSWERS["turn"], rng),
+        written(folder / "copied.jsonl", ANSWERS["copy"], rng),
+        written(folder / "more.jsonl", ANSWERS["turn"], rng),
     )
     chats = Chats(
         seq=48,
@@ -142,6 +149,47 @@ def test_a_stopped_run_continues_bit_for_bit_and_so_does_a_branch(ran, do, few, 
         jax.tree.map(np.testing.assert_array_equal, stored(again, few), stored(ran, few))
 
 
+def test_answers_are_counted_by_adapter(hub):
+    questions = [Question((1,), (number,)) for number in range(9)]
+    episodes = [Episode.of_answer(Answer((number,), "", Finish.STOP)) for number in range(9)]
+    tokenizer = open_trained(f"hf:{hub}").tokenizer.load()
+    whose = ["turn"] * 4 + ["copy"] * 5
+    exact = np.array([1, 0, 1, 1, 0, 0, 1, 0, 0], float)
+    found = Answered(questions, episodes, tokenizer, {"exact": exact}, whose)
+    assert found.metrics() == pytest.approx({"exact": 4 / 9, "exact/turn": 0.75, "exact/copy": 0.2})
+    assert str(found) == "44.4% of answers right (turn 75.0%, copy 20.0%)"
+    assert [(one["adapter"], one["scores"]["exact"]) for one in found.shown()] == [*zip(whose, exact, strict=True)]
+
+
+@pytest.mark.full
+def test_each_adapter_answers_its_own_questions(at_once, do, few, tmp_path):
+    asked = Evaluation(every=2, batches=1, answers=5)
+    ran = do(replace(at_once, steps=2, evaluation=asked), tmp_path / "asked")
+    last, said = read_lines(ran.folder / "metrics.jsonl", {})[-1], "\n".join(ran.lines)
+    RunReport(ran.folder).write_page(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    for name in NAMES:
+        assert f"{name} {last[f'eval_exact/{name}']:.1%}" in said
+        assert f"<figcaption>exact/{name}<" in page
+        assert f"<small>{name}</small>" in page
+    with few(1):
+        made, prepared = program(ran.train), ran.train.data.prepare(silent)
+        state = Reader(ran.folder / "checkpoints").restore(made.abstract_state())[0]
+        answers, own = answers_of(ran.train, prepared, made), []
+        for name in NAMES:
+            questions = prepared.questions(5, name)
+            assert all(ANSWERS[name](one.record["prompt"]) == one.record["completion"] for one in questions)
+            requests = [Request(one.prompt, Sampling(len(one.answer), temperature=0)) for one in questions]
+            alone = restored(open_trained(f"{ran.folder}:{name}"), silent)
+            own += [one.ids for one in write(*alone, prepared.tokenizer, requests)]
+        right = [True] * 5 + [number % 3 > 0 for number in range(5)]
+        answers._questions = [
+            replace(one, answer=ids if is_right else (0,))
+            for one, ids, is_right in zip(answers._questions, own, right, strict=True)
+        ]
+        assert answers(state).metrics() == pytest.approx({"exact": 0.8, "exact/turn": 1.0, "exact/copy": 0.6})
+
+
 def test_another_run_starts_from_an_adapter(ran, do, few, tmp_path):
     changed = {"transforms": (), "steps": 1, "evaluation": None, "optimizer": AdamW(Constant(1e-9)), "layout": Layout()}
     data = replace(ran.train.data, adapters=())
@@ -167,12 +215,11 @@ def test_a_run_of_one_adapter_has_no_names(trained):
     [
         (lambda train: {"transforms": (LoRA(),)}, ("LoRA.adapters is ()", "Chats.adapters")),
         (lambda train: {"transforms": (LoRA(adapters=NAMES[::-1]),)}, ("LoRA.adapters", "one order")),
-        (lambda train: {"evaluation": Evaluation(answers=3)}, ("Evaluation.answers", "axon generate RUN:turn")),
         (lambda train: {"sample": Sample("a")}, ("Train.sample", "axon generate RUN:turn")),
         (lambda train: {"data": train.data.text}, ("LoRA.adapters", "@Chats()")),
         (lambda train: {"data": replace(train.data, adapters=("turn",))}, ("1 names for 3 sources",)),
     ],
-    ids=range(6),
+    ids=range(5),
 )
 def test_a_mistake_is_named_with_the_way_out(at_once, change, said):
     with pytest.raises(UserError) as error:

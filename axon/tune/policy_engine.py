@@ -42,6 +42,7 @@ class PolicyEngine:
         self.runtime = _like(trained, layout or trained.layout) if own else trained
         self._trained, self._shared = trained, {"tokenizer": tokenizer, "capacity": capacity}
         self._engines: list[Engine] = []
+        self._copies: list[jax.Array] = []
 
     def answers(self, state: State, requests: Sequence[Request]) -> list[Answer]:
         """The answer to each request by the state's weights, in their order. Raises `UserError` where they give no
@@ -60,14 +61,18 @@ class PolicyEngine:
         return self._engines[0] if len(self._engines) == 1 else Replicas(self._engines)
 
     def release(self) -> None:
-        """Give the memory of keys and values back, until it is called again."""
+        """Give the memory of keys and values back, and that of weights that were moved, until it is called again."""
         for engine in self._engines:
             engine.release()
+        while self._copies:
+            self._copies.pop().delete()
 
     def weights(self, state: State) -> list[Values]:
         """The state's parameters and variables, where each engine reads them."""
         values = state.parameters, state.variables
-        values = values if self.runtime is self._trained else self._moved(values)
+        if self.runtime is not self._trained:
+            values = self._moved(values)
+            self._copies += jax.tree.leaves(values)
         if len(self.runtimes) == 1:
             return [values]
         return [jax.tree.map(_on_devices, values, _places(runtime)) for runtime in self.runtimes]

@@ -284,6 +284,40 @@ def test_weights_are_moved_to_another_layout_and_answer_as_before(rolling, prepa
     assert gate.addressable_shards[0].data.shape[-1] == gate.shape[-1] // 2
 
 
+@pytest.mark.parametrize("layout", [Layout({"tensor": 2}), Layout({"data": 2})], ids=["moved", "split"])
+def test_weights_that_were_moved_are_given_back_with_the_pages(layout, rolling, prepared, few, begun, rng):
+    """Those that train are not, and answer again."""
+    requests = [Request(prompt.ids, Sampling(6, temperature=0)) for prompt in prepared.prompts]
+    with few(2):
+        made = program(replace(rolling, layout=Layout({"data": 2})))
+    state = begun(made, rng)
+    engine = PolicyEngine(made.runtime, layout, prepared.tokenizer, Capacity(4, length=32))
+    answered, before = [], {id(array) for array in jax.live_arrays()}
+    for _ in range(2):
+        answered.append([one.ids for one in engine.answers(state, requests)])
+        engine.release()
+        left = sum(array.nbytes for array in jax.live_arrays() if id(array) not in before)
+        assert left < sum(array.nbytes for array in jax.tree.leaves(state.parameters)) / 10
+    assert answered[0] == answered[1]
+
+
+@pytest.mark.full
+def test_the_optimizers_state_waits_on_the_host_while_answers_are_sampled(rolling, prepared, few, seed, begun):
+    """And what is learned is the same bits as of one on the devices."""
+    learned = {}
+    for host in ((), ("optimizer",)):
+        with few(2):
+            made = program(replace(rolling, layout=SPLIT, execution=Execution(host=host)))
+        state = begun(made, np.random.default_rng(seed))
+        with prepared.feed(FeedContext(7, made.runtime)) as feed:
+            for _ in range(3):
+                kinds = {array.sharding.memory_kind for array in jax.tree.leaves(state.optimizer) if array.ndim}
+                assert kinds == {"pinned_host" if host else "device"}
+                state, metrics = made.step(state, made.place(feed.draw(state)))
+        learned[host] = jax.device_get((state, metrics))
+    jax.tree.map(np.testing.assert_array_equal, *learned.values())
+
+
 def test_weights_in_the_hosts_memory_answer_as_those_on_the_device(rolling, one, prepared, few, begun, rng):
     requests = [Request(prompt.ids, Sampling(6, temperature=0)) for prompt in prepared.prompts]
     with few(2):

@@ -13,6 +13,7 @@ FREEZES = "frozen weights"
 ACROSS_LAYERS = "an update across layers"
 HOST = "arrays in the host's memory"
 SEQUENCE_STATES = "states of sequences"
+LATE = "gradients of the batch before"
 SKIPS, ROLLS_BACK, REPLAYS = "skipped updates", "rollbacks", "replayed steps"
 LOSS_SCALE = "a scaled loss"
 

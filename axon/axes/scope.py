@@ -139,8 +139,9 @@ def own_ranks(own: Array) -> AbstractContextManager[None]:
     return _changed(lambda scope: replace(scope, own_ranks=own))
 
 
-def sequence_adapters(numbers: Array) -> AbstractContextManager[None]:
-    """Say that inside the `with` block each sequence trains an adapter: int32 `batch`, its number, -1 for none."""
+def sequence_adapters(numbers: Array | None) -> AbstractContextManager[None]:
+    """Say that inside the `with` block each sequence trains an adapter: int32 `batch`, its number, -1 for none; None:
+    nobody says."""
     return _changed(lambda scope: replace(scope, sequence_adapters=numbers))
 
 

@@ -310,7 +310,7 @@ class Depth(nnx.Module):
 
         def layer(x, part):
             parameters, cache, number, place, mean = part
-            with axes.in_block(kind), mean_square_taken(x, mean):
+            with axes.in_block(kind), mean_square_taken(x, mean), axes.sequence_adapters(inputs.adapters):
                 own = nnx.merge(graph, parameters)
                 for module in _differing(own):
                     module.layer = logical

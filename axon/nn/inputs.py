@@ -26,6 +26,7 @@ class Inputs:
             LongRoPE chooses frequencies.
         key, sequences: the key from which dropout follows, and the number of each sequence in the global batch,
             `batch` int32; None where nothing is dropped.
+        adapters: the number of the adapter that each sequence trains, `batch` int32, -1 for none; None: nobody says.
         score_bias: `batch seq heads _distances`, which attention that is `biased` adds to its scores: see
             `axon.nn.relative_bias`.
         encoded, encoded_documents: what an encoder made of another sequence, `batch seq.residual embed`, and its
@@ -42,6 +43,7 @@ class Inputs:
     last: Array | None = None
     key: Array | None = None
     sequences: Array | None = None
+    adapters: Array | None = None
     score_bias: Array | None = None
     encoded: Array | None = None
     encoded_documents: Array | None = None

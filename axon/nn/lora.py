@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from axon.checks import check_range
-from axon.composition import ACROSS_LAYERS, AVERAGES, REPLICAS, SKIPS, STAGES, Part
+from axon.composition import ACROSS_LAYERS, AVERAGES, LATE, REPLICAS, SKIPS, Part
 from axon.errors import UserError
 from axon.nn.adapted_weight import AdaptedWeight, outputs_of
 from axon.nn.adapter_set import AdapterSet
@@ -28,7 +28,7 @@ SEVERAL = Part(
     "train one adapter, LoRA.adapters = ()",
     frozenset({SKIPS}),
     {
-        STAGES: "stages of a pipeline are not told which adapter a sequence trains",
+        LATE: "an adapter without sequences in a batch would go on with other gradients than alone",
         REPLICAS: "between outer steps a replica would step an adapter of which it has no sequence",
         AVERAGES: "the parameters of one adapter are not averaged apart from those of others",
         ACROSS_LAYERS: "each adapter has an optimizer of its own, which is given its parameters alone",

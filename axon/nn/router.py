@@ -79,6 +79,17 @@ class Routing:
                 f"{self.kept_groups * (self.experts // self.groups)} experts: raise kept_groups"
             )
 
+    @property
+    def of_all_tokens(self) -> tuple[str, ...]:
+        """Those of its fields that are set by which training depends on all tokens of the batch at once."""
+        rates = {
+            "bias_rate": self.bias_rate,
+            "sequence_loss": self.sequence_loss,
+            "global_loss": self.global_loss,
+            "z_loss": self.z_loss,
+        }
+        return tuple(name for name, rate in rates.items() if rate)
+
     def places(self, seq: int) -> int | None:
         """How many tokens of a sequence of `seq` an expert takes; None for all."""
         return None if self.capacity is None else math.ceil(self.capacity * seq * self.top_k / self.experts)

@@ -12,7 +12,7 @@ import numpy as np
 
 from axon.data import Prepared
 from axon.errors import UserError
-from axon.train.by_adapter import LOSS
+from axon.train.by_adapter import ACCURACY, LOSS
 from axon.train.evaluate import Evaluator
 from axon.train.objective import TOKEN
 
@@ -25,7 +25,8 @@ class HeldOutLoss:
         unit: what the loss is the mean over, see `axon.train.objective.Objective`. count: how many of them there were.
         bits_per_byte: of the text; None for images, and where not every token is predicted.
         accuracy: the share of images whose most likely class is theirs; None where the objective does not report it.
-        adapters: the loss of each adapter on its own data, where several are trained at once.
+        adapters: `loss/NAME`, and `accuracy/NAME` where the objective reports one, of each adapter on its own data,
+            where several are trained at once.
     """
 
     loss: float
@@ -38,15 +39,19 @@ class HeldOutLoss:
     def metrics(self) -> dict[str, float]:
         """By name, the numbers that there are."""
         found = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "accuracy": self.accuracy}
-        found |= {f"{LOSS}{name}": loss for name, loss in self.adapters.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in found.items() if value is not None} | dict(self.adapters)
 
     def __str__(self):
         parts = [f"loss {self.loss:.4f} nats per {self.unit}"]
         parts += [] if self.bits_per_byte is None else [f"{self.bits_per_byte:.4f} bits per byte"]
         parts += [] if self.accuracy is None else [f"accuracy {self.accuracy:.4f}"]
-        parts += [f"{name} {loss:.4f}" for name, loss in self.adapters.items()]
+        parts += [self._of_adapter(name.removeprefix(LOSS)) for name in self.adapters if name.startswith(LOSS)]
         return ", ".join([*parts, f"over {self.count:,} {self.unit}{'s' * (self.count != 1)}"])
+
+    def _of_adapter(self, name: str) -> str:
+        accuracy = self.adapters.get(ACCURACY + name)
+        more = "" if accuracy is None else f" (accuracy {accuracy:.4f})"
+        return f"{name} {self.adapters[LOSS + name]:.4f}{more}"
 
 
 def held_out_loss(
@@ -77,7 +82,7 @@ def held_out_loss(
             "they were saved. Evaluate an earlier checkpoint"
         )
     bits = nats / math.log(2) / size if size else None
-    own = {name.removeprefix(LOSS): pair.tolist() for name, pair in totals.items() if name.startswith(LOSS)}
-    adapters = {name: nats / count for name, (nats, count) in own.items() if count}
+    own = {name: pair.tolist() for name, pair in totals.items() if name.startswith((LOSS, ACCURACY))}
+    adapters = {name: value / count for name, (value, count) in own.items() if count}
     accuracy = right / labels if labels else None
     return HeldOutLoss(nats / count, evaluator.unit, round(count), bits, accuracy, adapters)

@@ -5,77 +5,115 @@ which gradients are clipped, and the optimizer's state. Without sequences in a b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 from jax import Array
 
-from axon import axes
 from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.errors import UserError
-from axon.nn import parameters, token_nll
+from axon.nn import parameters
 from axon.nn.adapter_set import ADAPTERS, is_of_adapter
-from axon.train.objective import Batch, NextToken, Objective, Sums
+from axon.nn.router import Router
+from axon.train.objective import Batch, BySequence, Objective, Sums
 from axon.train.optimizers import Optimizer, Parameters, Schedule, frozen_paths
 from axon.train.update import clipped
 
-LOSS = "loss/"
-"""What the name of an adapter's loss begins with, in metrics."""
+LOSS, ACCURACY = "loss/", "accuracy/"
+"""What the names of an adapter's metrics begin with."""
 
 
 @dataclass(frozen=True)
-class ByAdapter(NextToken):
-    """`NextToken` of each adapter, over the real tokens of its own sequences: what is minimised is their sum, of which
-    an adapter's parameters have the gradients of its own loss.
+class ByAdapter(Objective):
+    """`objective` of each adapter, over its own sequences: what is minimised is the sum of their losses, of which an
+    adapter's parameters have the gradients of its own.
 
-    A batch has `adapters`, int32 `batch`, the number of each sequence's adapter, -1 for none. Metrics: `loss` of all
-    tokens, and `loss/NAME` of each adapter, 0 where the batch has none of its tokens.
+    A batch has `adapters`, int32 `batch`, the number of each sequence's adapter, -1 for none. Metrics: those of all
+    sequences, and `loss/NAME` and `accuracy/NAME` of each adapter, if there is one, 0 where the batch has none of its
+    sequences.
     """
 
-    adapters: tuple[str, ...] = ()
+    objective: BySequence
+    adapters: tuple[str, ...]
 
     @classmethod
     def of(cls, objective: Objective, adapters: tuple[str, ...]) -> "ByAdapter":
-        """Raises `UserError` for an objective whose loss is not a sum over tokens alone."""
-        if type(objective) is not NextToken:
+        """Raises `UserError` for an objective that is not by sequence."""
+        if not isinstance(objective, BySequence):
             raise UserError(
-                f"Train.objective is {type(objective).__name__}, and LoRA.adapters are trained at once by NextToken "
-                "alone: set it to @NextToken(), or train one adapter, LoRA.adapters = ()"
+                f"Train.objective is {type(objective).__name__}, whose loss is not known of each sequence by itself, "
+                "and LoRA.adapters are each trained by their own: set it to @NextToken(), @TextClassification() or one "
+                "of pairs, as @DPO(), or train one adapter, LoRA.adapters = ()"
             )
-        return cls(objective.z_loss, adapters)
+        return cls(objective, adapters)
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        return self.objective.unit
+
+    @property
+    def references(self) -> frozenset[str]:  # type: ignore[override]
+        return self.objective.references
 
     def specs(self, batch: int, seq: int) -> Specs:
-        return {**super().specs(batch, seq), ADAPTERS: ArraySpec(("batch",), (batch,), jnp.int32)}
+        return {**self.objective.specs(batch, seq), ADAPTERS: ArraySpec(("batch",), (batch,), jnp.int32)}
 
     def check(self, module: Any) -> None:
-        super().check(module)
-        if found := next((path for path, spec in parameters(module).items() if "experts" in spec.axes), None):
-            raise UserError(
-                f"the model has experts ({found}), whose load is that of all sequences of a batch, and LoRA.adapters "
-                "are each to be trained as if alone: train one adapter, LoRA.adapters = ()"
-            )
+        self.objective.check(module)
+        _check_experts(module)
+
+    def check_references(self, module: Any, references: Mapping[str, Any]) -> None:
+        self.objective.check_references(module, references)
+
+    def draw(self, module: Any, batch: Batch, key: Array) -> Batch:
+        return self.objective.draw(module, batch, key)
 
     def counts(self, batch: Batch) -> dict[str, Array]:
-        own = self._by_adapter(batch)
-        return super().counts(batch) | {name: jnp.sum(weights) for name, weights in own.items()}
+        found = self.objective.counts(batch)
+        for name, part in self._of_each(batch).items():
+            own = self.objective.counts(part)
+            found |= {LOSS + name: own.get("loss", own["tokens"])}
+            found |= {ACCURACY + name: own["accuracy"]} if "accuracy" in own else {}
+        return found
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
-        with axes.sequence_adapters(batch[ADAPTERS]):
-            x, _, auxiliary = module.hidden(self.inputs(batch, key))
-        nll, lse = token_nll(x, module.output, batch["targets"])
-        own = self._by_adapter(batch)
-        minimised = {name: jnp.sum(weights * (nll + self.z_loss * lse**2)) for name, weights in own.items()}
-        reported = {name: jnp.sum(weights * nll) for name, weights in own.items()}
-        return Sums(minimised, {"loss": jnp.sum(batch["weights"] * nll)} | reported).with_auxiliary(auxiliary)
+    def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
+        values, auxiliary = self.objective.values(module, batch, key, **references)
+        of_all, minimised = self.objective.total(values, batch), {}
+        metrics = dict(of_all.metrics)
+        for name, part in self._of_each(batch).items():
+            own = self.objective.total(values, part)
+            (minimised[LOSS + name],) = own.minimised.values()
+            metrics[LOSS + name] = own.metrics["loss"]
+            metrics |= {ACCURACY + name: own.metrics["accuracy"]} if "accuracy" in own.metrics else {}
+        return replace(of_all, minimised=minimised, metrics=metrics).with_auxiliary(auxiliary)
 
-    def _by_adapter(self, batch: Batch) -> dict[str, Array]:
-        """Name of each adapter's loss → the weights of its own tokens, `batch seq`, 0 of others."""
+    def _of_each(self, batch: Batch) -> dict[str, Batch]:
+        """Name of each adapter → the batch, with weights for its own sequences alone."""
         numbers, weights = batch[ADAPTERS][:, None], batch["weights"]
-        return {LOSS + name: jnp.where(numbers == k, weights, 0) for k, name in enumerate(self.adapters)}
+        return {name: {**batch, "weights": jnp.where(numbers == k, weights, 0)} for k, name in enumerate(self.adapters)}
+
+
+def _check_experts(module: Any) -> None:
+    """Raise `UserError` for experts that adapters would share more of than the weights."""
+    for path, spec in parameters(module).items():
+        weight, _, factor = path.partition(f"/{ADAPTERS}/")
+        if factor.endswith("/a") and "experts" in spec.axes:
+            raise UserError(
+                f"LoRA.adapters are of experts' matrices too ({weight}), whose rows are in the order of the experts, "
+                "not of the sequences that train an adapter: leave them out, as by LoRA.paths = ('*/attention/*',)"
+            )
+    for _, one in nnx.iter_modules(module):
+        if isinstance(one, Router) and (fields := one.routing.of_all_tokens):
+            raise UserError(
+                f"Routing.{fields[0]} is set, which is of all tokens of a batch, and "
+                f"LoRA.adapters are each to be trained as if alone: set it to 0, or train one adapter, "
+                "LoRA.adapters = ()"
+            )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from axon.axes import MAX, SUM, ArraySpec
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.nn import Inputs, LanguageModel, cross_entropy
+from axon.nn import Inputs, LanguageModel, cross_entropy, token_nll
+from axon.nn.adapter_set import ADAPTERS
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.param import VariableSpec
 
@@ -136,6 +137,28 @@ class Objective(ABC):
         ...
 
 
+@dataclass(frozen=True)
+class BySequence(Objective):
+    """The base of objectives whose sums are over tokens or texts one by one, so that those of some sequences are those
+    of the batch with weights of 0 in all others.
+
+    They minimise one sum, which the count of `loss` divides, and the model's auxiliary ones.
+    """
+
+    @abstractmethod
+    def values(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> tuple[Any, Auxiliary]:
+        """What the sums are made of, arrays with a first axis `batch`; and the auxiliary terms. Arguments as of
+        `sums`."""
+
+    @abstractmethod
+    def total(self, values: Any, batch: Batch) -> Sums:
+        """The sums, without auxiliary terms, of what has a weight in the batch."""
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
+        values, auxiliary = self.values(module, batch, key, **references)
+        return self.total(values, batch).with_auxiliary(auxiliary)
+
+
 def sequences_of(batch: Batch, key: Array | None) -> Array | None:
     """The numbers of a batch's sequences in the global batch, int32 `batch`, from which dropout is drawn in training;
     None without a `key`. Raises `UserError` for a batch that lacks them."""
@@ -148,7 +171,7 @@ def sequences_of(batch: Batch, key: Array | None) -> Array | None:
 
 
 @dataclass(frozen=True)
-class NextToken(Objective):
+class NextToken(BySequence):
     """The next token's negative log-likelihood, in nats, over the real tokens of the batch.
 
     Args:
@@ -169,12 +192,23 @@ class NextToken(Objective):
                 "multi_token = False"
             )
 
-    def inputs(self, batch: Batch, key: Array | None = None) -> Inputs:
-        """A language model's inputs, of a batch; in training, with a `key`."""
-        sequences = sequences_of(batch, key)
-        return Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, sequences=sequences)
+    def inputs(self, batch: Batch, key: Array | None = None, documents: str = "documents") -> Inputs:
+        """A language model's inputs, of a batch; in training, with a `key`. `documents`: the array that has these."""
+        text = batch["tokens"], batch["positions"], batch[documents]
+        return Inputs(*text, key=key, sequences=sequences_of(batch, key), adapters=batch.get(ADAPTERS))
+
+    def values(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[tuple[Array, Array], Auxiliary]:
+        """The loss of each token, and its log-partition, both `batch seq`."""
+        x, _, auxiliary = module.hidden(self.inputs(batch, key))
+        return token_nll(x, module.output, batch["targets"]), auxiliary
+
+    def total(self, values: tuple[Array, Array], batch: Batch) -> Sums:
+        nll, lse = values
+        loss = jnp.sum(batch["weights"] * (nll + self.z_loss * lse**2))
+        return Sums({"next_token": loss}, {"loss": jnp.sum(batch["weights"] * nll)})
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+        """As of `BySequence`, without what each token has: in blocks of tokens."""
         x, _, auxiliary = module.hidden(self.inputs(batch, key))
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
         return Sums({"next_token": loss}, {"loss": nll}).with_auxiliary(auxiliary)

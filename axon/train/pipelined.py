@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from axon import axes
 from axon.axes.memory import to_device
-from axon.composition import HOST, LOSS_SCALE, REPLICAS, ROLLS_BACK, STAGES, Part
+from axon.composition import HOST, LATE, LOSS_SCALE, REPLICAS, ROLLS_BACK, STAGES, Part
 from axon.errors import UserError
 from axon.layout import LayoutError
 from axon.layout.table import Schedule
@@ -78,7 +78,7 @@ class Pipeline:
             LOSS_SCALE: "without a flush the gradients of a batch are made under two scales",
         }
         name = f"Layout.schedule = {type(self.schedule).__name__}"
-        return stages, Part(name, "use a schedule with a flush, as OneFOneB", excludes=excludes)
+        return stages, Part(name, "use a schedule with a flush, as OneFOneB", frozenset({LATE}), excludes)
 
     @property
     def schedule(self) -> Schedule:

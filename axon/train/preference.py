@@ -12,10 +12,11 @@ from axon.axes import ArraySpec, einsum
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.nn import Inputs, token_nll
+from axon.nn import token_nll
+from axon.nn.auxiliary import Auxiliary
 from axon.nn.capabilities import HasDims
 from axon.nn.param import Param
-from axon.train.objective import TEXT, Batch, NextToken, Objective, Sums, sequences_of
+from axon.train.objective import TEXT, Batch, BySequence, NextToken, Objective, Sums
 
 ANSWERS = "answers"
 """What a batch of pairs has in the place of `documents`: 2·p where a token is of the chosen, 2·p + 1 where it is of the
@@ -64,9 +65,7 @@ class AnswerObjective(Objective):
 
     def hidden(self, module: Any, batch: Batch, key: Array | None = None) -> Any:
         """The last layer's output `batch seq embed`, and the auxiliary terms: no answer attends to another."""
-        sequences = sequences_of(batch, key)
-        inputs = Inputs(batch["tokens"], batch["positions"], batch[self.documents], key=key, sequences=sequences)
-        x, _, auxiliary = module.hidden(inputs)
+        x, _, auxiliary = module.hidden(NextToken().inputs(batch, key, self.documents))
         return x, auxiliary
 
     def of_answers(self, batch: Batch) -> Array:
@@ -96,7 +95,7 @@ class AnswerObjective(Objective):
 
 
 @dataclass(frozen=True)
-class Pairwise(AnswerObjective):
+class Pairwise(AnswerObjective, BySequence):
     """The base of objectives over pairs of answers.
 
     Args:
@@ -123,9 +122,9 @@ class Pairwise(AnswerObjective):
         """Whether there is such a pair, `batch pairs`."""
         return self.is_answer(batch)[..., 0]
 
-    def reported(self, batch: Batch, loss: Array, sides: Sides, auxiliary: Any) -> Sums:
+    def total(self, values: tuple[Array, Sides], batch: Batch) -> Sums:
         """The sums over pairs of a loss and of what the answers are compared by, each `batch pairs`."""
-        real = self.is_pair(batch)
+        (loss, sides), real = values, self.is_pair(batch)
         total = jnp.sum(jnp.where(real, loss, 0))
         metrics = {
             "loss": loss,
@@ -135,7 +134,7 @@ class Pairwise(AnswerObjective):
             "rejected": sides.rejected,
         }
         sums = {name: jnp.sum(jnp.where(real, value, 0)) for name, value in metrics.items()}
-        return Sums({"preference": total}, sums).with_auxiliary(auxiliary)
+        return Sums({"preference": total}, sums)
 
 
 @dataclass(frozen=True)
@@ -177,11 +176,13 @@ class Preference(Pairwise):
     def compared(self, answers: Answers) -> tuple[Array, Sides]:
         """The loss of each pair, `batch pairs`, and what its answers are compared by."""
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None) -> Sums:
+    def values(
+        self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None
+    ) -> tuple[tuple[Array, Sides], Auxiliary]:
         logp, auxiliary = self.logp(module, batch, key)
         beside = None if reference is None else sides_of(lax.stop_gradient(self.logp(reference, batch)[0]))
         tokens = sides_of(jnp.maximum(self.summed(batch["weights"], batch), 1))
-        return self.reported(batch, *self.compared(Answers(sides_of(logp), tokens, beside)), auxiliary)
+        return self.compared(Answers(sides_of(logp), tokens, beside)), auxiliary
 
 
 def check_language_models(*modules: Any) -> None:
@@ -340,9 +341,9 @@ class Reward(Pairwise):
         scores = token_scores(x, module.score)
         return self.summed(jnp.where(jnp.any(self.last_of_answers(batch), axis=2), scores, 0), batch), auxiliary
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+    def values(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[tuple[Array, Sides], Auxiliary]:
         scores, auxiliary = self.scores(module, batch, key)
         scored = sides_of(scores)
         together = scored.chosen + scored.rejected
         loss = -jax.nn.log_sigmoid(scored.difference - self.margin) + self.centring * jnp.square(together)
-        return self.reported(batch, loss, scored, auxiliary)
+        return (loss, scored), auxiliary

@@ -83,13 +83,13 @@ class Program:
         mesh = {"devices": devices, "placement": placement, "seq": seq}
         transforms = with_recipe(precision.recipe, transforms)
         adapters = adapter_names(transforms)
-        objective = ByAdapter.of(objective, adapters) if adapters else objective
+        minimised = ByAdapter.of(objective, adapters) if adapters else objective
         self.runtime = Runtime(model, layout, precision=precision, execution=execution, transforms=transforms, **mesh)
         precision.check_training(self.runtime.placement)
-        objective.check(self.runtime.module)
+        minimised.check(self.runtime.module)
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
         self.references = References.of(objective, references, self.runtime, seq, data_references)
-        self.evaluator = Evaluator(self.runtime, objective, batch, seq, self.references)
+        self.evaluator = Evaluator(self.runtime, minimised, batch, seq, self.references)
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)
         own = parts_of(objective, self.references, self.evaluator.pipeline, execution, outer, faults, *transforms)

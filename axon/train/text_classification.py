@@ -11,7 +11,8 @@ from jax import Array
 from axon.axes import add, by_sequence, einsum, shard
 from axon.errors import UserError
 from axon.nn import Inputs, Param
-from axon.train.objective import Batch, NextToken, Objective, Sums
+from axon.nn.auxiliary import Auxiliary
+from axon.train.objective import Batch, BySequence, NextToken, Sums
 
 NAMES = ("classification", "loss", "accuracy")
 
@@ -32,7 +33,7 @@ class PoolsTexts(ClassifiesTexts, Protocol):
 
 
 @dataclass(frozen=True)
-class TextClassification(Objective):
+class TextClassification(BySequence):
     """The negative log-likelihood of a text's class, in nats, read at its last token, or at the first of one that an
     encoder reads (Devlin et al., arXiv:1810.04805, section 4.1); the metric `accuracy` is the share of texts whose most
     likely class is theirs.
@@ -63,15 +64,18 @@ class TextClassification(Objective):
         texts = dict.fromkeys(NAMES, jnp.sum(batch["weights"]))
         return {"tokens": jnp.sum(batch["documents"] >= 0).astype(jnp.float32)} | texts
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+    def values(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[tuple[Array, Array], Auxiliary]:
+        """The loss of each token, were it the one that is read, and whether its class would be right: `batch seq`."""
         inputs = NextToken().inputs(batch, key)
         x, *_, auxiliary = module.hidden(inputs)
-        logits, weights = _logits(module, x, inputs), batch["weights"]
+        logits = _logits(module, x, inputs)
         own = jnp.arange(logits.shape[-1]) == batch["targets"][..., None]
         nll = -jnp.sum(jnp.where(own, jax.nn.log_softmax(logits), 0), axis=-1)
-        loss = jnp.sum(weights * nll)
-        right = jnp.sum(weights * (jnp.argmax(logits, axis=-1) == batch["targets"]))
-        return Sums({"classification": loss}, {"loss": loss, "accuracy": right}).with_auxiliary(auxiliary)
+        return (nll, jnp.argmax(logits, axis=-1) == batch["targets"]), auxiliary
+
+    def total(self, values: tuple[Array, Array], batch: Batch) -> Sums:
+        loss, right = (jnp.sum(batch["weights"] * one) for one in values)
+        return Sums({"classification": loss}, {"loss": loss, "accuracy": right})
 
 
 def _logits(module: Any, x: Array, inputs: Inputs) -> Array:

@@ -27,8 +27,10 @@ from axon.run.trained import open_trained
 from axon.serve.logits import logits
 from axon.serve.offline import Answer, write
 from axon.serve.request import Finish, Request, Sampling
+from axon.train.adapters_off import AdaptersOff
 from axon.train.optimizers import AdamW, Constant
-from axon.tune import Chats
+from axon.train.preference import DPO
+from axon.tune import Chats, Comparisons
 from axon.tune.episodes import Episode
 
 ANSWERS = {"turn": lambda word: word[::-1], "copy": lambda word: word}
@@ -188,6 +190,26 @@ def test_each_adapter_answers_its_own_questions(at_once, do, few, tmp_path):
             for one, ids, is_right in zip(answers._questions, own, right, strict=True)
         ]
         assert answers(state).metrics() == pytest.approx({"exact": 0.8, "exact/turn": 1.0, "exact/copy": 0.6})
+
+
+@pytest.mark.full
+def test_adapters_of_preferences_have_an_accuracy_of_their_own(at_once, do, few, tmp_path):
+    sources = []
+    for name, answer in ANSWERS.items():
+        words = {record["prompt"] for _, record in at_once.data.sources[NAMES.index(name)].records()}
+        pairs = [{"prompt": word, "chosen": answer(word), "rejected": "z"} for word in sorted(words)]
+        (path := tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        sources.append(JsonLines(str(path)))
+    data = Comparisons(64, 8, tuple(sources), at_once.data.tokenizer, adapters=NAMES, packed=2, held_out=0.3)
+    tuned = {"data": data, "objective": DPO(pairs=2), "references": {"reference": AdaptersOff()}}
+    ran = do(replace(at_once, **tuned, steps=2, evaluation=Evaluation(every=2, batches=None)), tmp_path / "pairs")
+    last = read_lines(ran.folder / "metrics.jsonl", {})[-1]
+    with few(1):
+        found = {name: evaluate_run(f"{ran.folder}:{name}", None, None, silent) for name in NAMES}
+    for name, one in found.items():
+        assert one.loss == pytest.approx(last[f"eval_loss/{name}"], rel=1e-5)
+        assert one.accuracy == last[f"eval_accuracy/{name}"]
+        assert f"{name} {one.loss:.4f} (accuracy {one.accuracy:.4f})" in "\n".join(ran.lines)
 
 
 def test_another_run_starts_from_an_adapter(ran, do, few, tmp_path):

@@ -15,18 +15,22 @@ from axon.nn import Routing
 from axon.nn.adapter_set import stored_factor
 from axon.nn.lora import LoRA
 from axon.parallel.outer import DiLoCo
+from axon.parallel.pipeline import TwoBW, ZeroBubbleH1
 from axon.runtime import flattened, nested
 from axon.train.adapters_off import AdaptersOff
+from axon.train.kto import KTO
 from axon.train.objective import NextToken
 from axon.train.optimizers import EMA, Adafactor, AdamW, Constant, Linear, Optax
-from axon.train.preference import DPO
+from axon.train.preference import DPO, ORPO
 from axon.train.step import Program
 from models.llama import Llama
 from models.mixtral import Mixtral
 
 NAMES = ("items", "eval")  # as modules and dictionaries have attributes
 LLAMA = Llama(vocab=61, vocab_multiple=64, embed=16, layers=2, heads=4, kv_heads=2, mlp=24)
+MIXTRAL = Mixtral(61, 16, 2, 4, 2, 24, Routing(4, 2))
 LORA = LoRA(rank=3)
+ATTENTION = LoRA("*/attention/*", rank=3)
 SEVERAL = replace(LORA, adapters=NAMES)
 ADAMW = AdamW(Linear(3e-2, warmup=2, steps=8), eps=1e-4, clip=0.02)
 BATCH, SEQ = 8, 16
@@ -70,20 +74,44 @@ def assert_close(ours, expected, begun):
         assert np.linalg.norm(ours[path] - value) < 1e-4 * moved, path
 
 
-@pytest.mark.few(optimizer=(ADAMW,))
-@pytest.mark.parametrize("optimizer", [ADAMW, Adafactor(Constant(1e-2), clip=0.02)], ids=["adamw", "adafactor"])
-def test_each_adapter_becomes_what_it_is_alone(optimizer, rng, packed_batch):
-    batches = batches_of(rng, packed_batch)
-    together, metrics = trained(program(SEVERAL, optimizer=optimizer), batches)
-    alone = program(LORA, optimizer=optimizer)
+def pairs_of(rng):
+    """Batches of pairs of answers, two in a sequence, some of which have one."""
+    answers = np.repeat(np.arange(4, dtype=np.int32), SEQ // 4)
+    for own in WHOSE:
+        single = rng.random((BATCH, 1)) < 0.3
+        positions = np.tile(np.arange(SEQ, dtype=np.int32) % 4, (BATCH, 1))
+        tokens, targets = rng.integers(0, LLAMA.vocab, (2, BATCH, SEQ), dtype=np.int32)
+        whose = np.where(single & (answers > 1), -1, answers)
+        weights = ((positions > 0) & (whose >= 0) & (np.array(own) >= 0)[:, None]).astype(np.float32)
+        text = {"tokens": tokens, "targets": targets, "positions": positions, "answers": whose, "weights": weights}
+        yield text | {"adapters": np.array(own, np.int32)}
+
+
+PROBLEMS = {
+    "adamw": (LORA, {"optimizer": ADAMW}),
+    "adafactor": (LORA, {"optimizer": Adafactor(Constant(1e-2), clip=0.02)}),
+    "dpo": (LORA, {"objective": DPO(), "references": {"reference": AdaptersOff()}}),
+    "orpo": (LORA, {"objective": ORPO()}),
+    "experts": (ATTENTION, {"model": MIXTRAL}),
+}
+
+
+@pytest.mark.few(problem=("dpo", "experts"))
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_each_adapter_becomes_what_it_is_alone(problem, rng, packed_batch):
+    lora, fields = PROBLEMS[problem]
+    batches = list(pairs_of(rng)) if "objective" in fields else batches_of(rng, packed_batch)
+    together, metrics = trained(program(replace(lora, adapters=NAMES), **fields), batches)
+    alone = program(lora, **fields)
     begun = flattened(jax.device_get(alone.init().parameters))
     for number, name in enumerate(NAMES):
         rows = [own_rows(batch, number) for batch in batches]
         expected, alone_metrics = trained(alone, [one for one, there in rows if there])
         factors = {path: value for path, value in expected.items() if path.endswith(("/a", "/b"))}
         assert_close({path: together[stored_factor(path, name)] for path in factors}, factors, begun)
-        losses = [one[f"loss/{name}"] for one, (_, there) in zip(metrics, rows, strict=True) if there]
-        np.testing.assert_allclose(losses, [one["loss"] for one in alone_metrics], rtol=1e-5)
+        for metric in {"loss", "accuracy"} & alone_metrics[0].keys():
+            found = [one[f"{metric}/{name}"] for one, (_, there) in zip(metrics, rows, strict=True) if there]
+            np.testing.assert_allclose(found, [one[metric] for one in alone_metrics], rtol=1e-5)
         for path in expected.keys() - factors.keys():
             np.testing.assert_array_equal(together[path], begun[path], err_msg=path)
 
@@ -94,10 +122,12 @@ LAYOUTS = {
     "zero 3 sequence": Layout({"data": 2, "tensor": 2}, zero=3, rows=sequence_parallel()),
     "ring": Layout({"context": 2, "data": 2}, context="ring", microbatches=2),
     "auto": Layout({"data": 2, "tensor": 2}, zero=3, auto=True),
+    "stages": Layout({"pipe": 2, "data": 2}, microbatches=4),
+    "stages tensor": Layout({"pipe": 2, "tensor": 2}, microbatches=2, schedule=ZeroBubbleH1()),
 }
 
 
-@pytest.mark.few(name=("zero 3 sequence",))
+@pytest.mark.few(name=("zero 3 sequence", "stages"))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
     """At a low rate: at a high one rounding grows from step to step."""
@@ -120,11 +150,21 @@ def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"objective": DPO(), "references": {"reference": AdaptersOff()}}, ("Train.objective is DPO", "@NextToken()")),
-        ({"model": Mixtral(61, 16, 2, 4, 2, 24, Routing(4, 2))}, ("experts", "LoRA.adapters = ()")),
+        ({"objective": KTO(), "references": {"reference": AdaptersOff()}}, ("Train.objective is KTO", "@NextToken()")),
+        (
+            {"model": MIXTRAL, "transforms": (replace(SEVERAL, paths=None),)},
+            ("layers/block/moe/down", "LoRA.paths = ('*/attention/*',)"),
+        ),
+        (
+            {
+                "model": replace(MIXTRAL, routing=Routing(4, 2, bias_rate=0.01)),
+                "transforms": (replace(ATTENTION, adapters=NAMES),),
+            },
+            ("Routing.bias_rate", "LoRA.adapters = ()"),
+        ),
         ({"optimizer": EMA(ADAMW)}, ("LoRA.adapters", "averaged")),
         ({"optimizer": Optax(optax.sgd, Constant(1e-3))}, ("LoRA.adapters", "Optax")),
-        ({"layout": Layout({"pipe": 2}, microbatches=2)}, ("LoRA.adapters", "stages")),
+        ({"layout": Layout({"pipe": 2}, microbatches=4, schedule=TwoBW())}, ("LoRA.adapters", "TwoBW")),
         ({"outer": DiLoCo(2), "layout": Layout({"replica": 2})}, ("LoRA.adapters", "DiLoCo")),
         ({"execution": Execution(host=("optimizer",))}, ("LoRA.adapters", "Execution.host")),
         ({"transforms": (LORA, SEVERAL)}, ("Train.transforms has 2", "leave the others out")),

@@ -7,8 +7,10 @@ On a busy machine a device may wait for another longer than the 40 seconds after
 2 minutes. What takes longer than that is devices that wait for each other: run with `-s` to see for which collectives.
 """
 
+import fcntl
 import gc
 import itertools
+import json
 import os
 import random
 import secrets
@@ -298,6 +300,23 @@ def cached_again():
     if not jax.config.jax_enable_compilation_cache:
         jax.config.update("jax_enable_compilation_cache", True)
         compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory) -> Callable[[str, Callable[[], Any]], Any]:
+    """once(name, make): what `make()` gives, as JSON has it, made by one of pytest's processes for all."""
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    folder = tmp_path_factory.getbasetemp() if alone else tmp_path_factory.getbasetemp().parent
+
+    def made(name: str, make: Callable[[], Any]) -> Any:
+        path = folder / f"{name}.json"
+        with open(folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_text(json.dumps(make()))
+        return json.loads(path.read_text())
+
+    return made
 
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import toy_house
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_house import Bpe, Cosine, Data, Layout, Net, Optimizer, Sources, Train
 
@@ -148,6 +148,7 @@ def test_the_golden_text_builds_the_tree():
     assert read_back(GOLDEN).tree == TREE
 
 
+@settings(max_examples=40)
 @given(trees)
 def test_every_tree_is_read_back_equal_from_its_text_with_an_origin_of_each_line_and_has_the_same_text_again(tree):
     text = dump(tree, modules=("toy_house",))

@@ -38,6 +38,6 @@ def tell(environment, tmp_path_factory) -> Callable[..., list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="session")
-def told(tell) -> list[dict[str, Any]]:
+def told(tell, once) -> list[dict[str, Any]]:
     """What they found out of all that runs by default."""
-    return tell("agreement", "alike", "rewards", "feed", "training", "damage", "tiers")
+    return once("told", lambda: tell("agreement", "alike", "rewards", "feed", "training", "damage", "tiers"))

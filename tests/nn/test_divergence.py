@@ -40,6 +40,8 @@ def by_formula(x, head, teacher_x, teacher, kind, caps):
     return beta * kl(log_p, mixture) + (1 - beta) * kl(log_q, mixture)
 
 
+@pytest.mark.few(mesh=(None,))
+@pytest.mark.few(beta=(0.3,))
 @pytest.mark.parametrize("beta", [0.0, 1.0, 0.3])
 @pytest.mark.parametrize(("mesh", "fields"), [(None, {}), *LAYOUTS])
 def test_values_and_gradients_are_those_of_the_formula(mesh, fields, beta, rng, placed, compiled):
@@ -72,6 +74,8 @@ def test_values_and_gradients_are_those_of_the_formula(mesh, fields, beta, rng, 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, expected(*given))
 
 
+@pytest.mark.few(mesh=(LAYOUTS[2][0],))
+@pytest.mark.few(beta=(0.6,))
 @pytest.mark.parametrize("beta", [0.0, 1.0, 0.6])
 @pytest.mark.parametrize(("mesh", "fields"), LAYOUTS)
 def test_ids_that_a_teacher_does_not_name_are_one_outcome(mesh, fields, beta, rng, placed, compiled):

@@ -37,6 +37,7 @@ BOUNDS = {"int8": 2**-6, "tensor": 2**-3, "row": 2**-3, "block": 2**-4, "mx": 2*
 MODEL = Llama(vocab=256, embed=512, layers=2, heads=4, kv_heads=4, mlp=1024)
 PATTERN = "batch seq heads head_dim, heads head_dim embed -> batch seq embed"
 SIZES = {"heads": 4, "head_dim": 64, "embed": 256}
+LAYOUTS = Layout({"data": 2, "tensor": 2}, zero=3), Layout({"data": 2, "context": 2}, zero=3)
 SHAPE, OUT = (4, 128, 4, 64), (4, 128, 256)
 
 
@@ -89,9 +90,9 @@ def test_products_are_those_of_float64_within_the_formats_rounding(name, operand
         assert 0 < error < BOUNDS[name]
 
 
-@pytest.mark.parametrize(
-    "layout", [Layout({"data": 2, "tensor": 2}, zero=3), Layout({"data": 2, "context": 2}, zero=3)], ids=str
-)
+@pytest.mark.few(layout=LAYOUTS[:1])
+@pytest.mark.few(name=("row", "nvfp4"))
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["tensor", "context"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_layout_rounds_alike(name, layout, operands):
     one = product(RECIPES[name], Layout({"data": 1}), *operands)

@@ -109,4 +109,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=40, stateful_step_count=30)
+TestPool.settings = settings(max_examples=25, stateful_step_count=30)

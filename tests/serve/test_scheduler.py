@@ -105,7 +105,7 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=25, stateful_step_count=40)
+TestServing.settings = settings(max_examples=15, stateful_step_count=40)
 
 
 def test_decodes_come_first_and_prefills_share_what_they_leave(rng):

@@ -55,7 +55,8 @@ def examples_of(rng, count):
     return [Example((Document(ids, np.arange(len(ids)) == len(ids) - 1),), "") for ids in texts]
 
 
-@pytest.mark.few(devices=(4,))
+@pytest.mark.few(devices=(4,), encodes=(False,))
+@pytest.mark.few(devices=(1,), encodes=(True,))
 @pytest.mark.parametrize("encodes", [False, True], ids=["the last token", "the first token"])
 @pytest.mark.parametrize(
     ("layout", "devices", "each"),

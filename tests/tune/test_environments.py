@@ -41,6 +41,13 @@ def made(playing, few):
         return program(playing)
 
 
+@pytest.fixture(scope="module")
+def played(made, playing, begun, shared_seed):
+    """A state, and the batch, the metrics and the lines of its episodes."""
+    state = begun(made, np.random.default_rng(shared_seed))
+    return state, *drawn(made, playing.data, state)
+
+
 def drawn(made, data, state, number=0):
     """A batch, its metrics, and the lines that were reported."""
     lines = []
@@ -120,18 +127,16 @@ def test_the_sampler_has_the_training_forwards_bits_in_every_turn(playing, few, 
     assert float(made.step(state, made.place(batch))[1]["logprob_gap"]) == 0
 
 
-def test_coroutines_of_any_duration_make_the_same_batch(made, playing, begun, rng):
-    state = begun(made, rng)
-    expected, plain, _ = drawn(made, playing.data, state)
+def test_coroutines_of_any_duration_make_the_same_batch(made, playing, played):
+    state, expected, plain, _ = played
     for _ in range(2):
         batch, metrics, _ = drawn(made, replace(playing.data, environment=Late()), state)
         assert same(batch, expected)
         assert metrics == plain
 
 
-def test_processes_make_the_batch_of_threads_are_kept_and_end_with_the_feed(made, playing, begun, rng, tmp_path):
-    state = begun(made, rng)
-    expected, plain, _ = drawn(made, playing.data, state)
+def test_processes_make_the_batch_of_threads_are_kept_and_end_with_the_feed(made, playing, played, tmp_path):
+    state, expected, plain, _ = played
     data = replace(playing.data, environment=Without(folder=str(tmp_path)), environment_processes=3)
     with data.prepare(str).feed(FeedContext(7, made.runtime, objective=GRPO())) as feed:
         assert same(feed.draw(state), expected)
@@ -238,9 +243,8 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(playing, do, tmp_path):
     ("how", "processes"),
     [*((how, 0) for how in ("raise", "hang", "await", "number", "undefined", "reset")), ("hang", 3), ("die", 3)],
 )
-def test_what_an_environment_does_wrong_costs_its_sample_alone(how, processes, made, playing, begun, rng):
-    state = begun(made, rng)
-    expected, whole, _ = drawn(made, playing.data, state)
+def test_what_an_environment_does_wrong_costs_its_sample_alone(how, processes, made, playing, played):
+    state, expected, whole, _ = played
     data = replace(playing.data, environment=Failing(how=how), rewards={"short": likes.short}, limit=1.0)
     data = replace(data, environment_processes=processes)
     batch, metrics, lines = drawn(made, data, state)

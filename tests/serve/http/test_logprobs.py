@@ -39,7 +39,7 @@ def streamed(detokenizer, parts):
 
 
 @pytest.mark.parametrize("name", ["byte level", "Gemma", "Llama 2"])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_token_of_a_stream_comes_with_its_text_and_all_are_those_of_the_whole(name, data):
     tokenizer, text = TOKENIZERS[name], data.draw(TEXT)
@@ -59,7 +59,7 @@ def test_a_token_of_a_stream_comes_with_its_text_and_all_are_those_of_the_whole(
 
 
 @pytest.mark.parametrize("name", ["byte level", "Gemma", "Llama 2"])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_bytes_and_texts_of_tokens_joined_are_the_text(name, data):
     tokenizer, text = TOKENIZERS[name], data.draw(TEXT)
@@ -70,7 +70,7 @@ def test_bytes_and_texts_of_tokens_joined_are_the_text(name, data):
     assert "".join(one["token"] for one in entries) == whole
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_ids_join_to_the_text_that_is_given(data):
     ids = st.lists(st.integers(1, BYTE_LEVEL.vocab + 1), min_size=1, max_size=8)

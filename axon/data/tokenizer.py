@@ -92,6 +92,17 @@ class Tokenizer:
             return [self.bos, *self.encode(text)]
         return self._template.encode(text).ids
 
+    def pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids of two texts as one document, and the type of each, as the tokenizer's template joins them: BERT's
+        are 0 in `[CLS] first [SEP]`, and 1 in `second [SEP]`. Raises `UserError` for a tokenizer without a template."""
+        if self._template is None:
+            raise UserError(
+                "a pair of texts is joined by the template of a tokenizer.json, as TokenizerFile.prompts = 'template' "
+                "uses it: set that, or write both into one text"
+            )
+        joined = self._template.encode(first, second)
+        return joined.ids, joined.type_ids
+
     def continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
         """The text of `ids` after those of `prompt`, up to the first that ends it; special tokens are left out."""
         stop = next((place for place, token in enumerate(ids) if token in self.ends), len(ids))

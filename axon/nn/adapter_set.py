@@ -95,6 +95,6 @@ def _sequence_adapters() -> Any:
     if numbers is None:
         raise UserError(
             "a model with LoRA.adapters is used for sequences of which nobody says whose they are: name one adapter "
-            "of the run, as RUN:NAME"
+            "of the run, as RUN:NAME; in training leave weights that are not of the layers out of LoRA.paths"
         )
     return numbers

@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.axes import add, by_sequence, einsum, shard
+from axon.axes import ArraySpec, add, by_sequence, einsum, shard
+from axon.axes.array_spec import Specs
 from axon.errors import UserError
 from axon.nn import Inputs, Param
 from axon.nn.auxiliary import Auxiliary
 from axon.train.objective import Batch, BySequence, NextToken, Sums
 
 NAMES = ("classification", "loss", "accuracy")
+
+TYPES = "types"
+"""Array of a batch, `batch seq` int32: the type of each token, 1 in the second text of a pair, else 0."""
 
 
 @runtime_checkable
@@ -26,9 +30,11 @@ class ClassifiesTexts(Protocol):
 
 @runtime_checkable
 class PoolsTexts(ClassifiesTexts, Protocol):
-    """An encoder, whose classes are read at a text's first token, of what `pooled` makes of the hidden states."""
+    """An encoder, whose classes are read at a text's first token, of what `pooled` makes of the hidden states; to
+    `hidden` the types of tokens are given too."""
 
     classifier_bias: Param
+    hidden: Callable[[Inputs, Array | None], Any]
     pooled: Callable[[Array, Inputs], Array]
 
 
@@ -38,11 +44,14 @@ class TextClassification(BySequence):
     encoder reads (Devlin et al., arXiv:1810.04805, section 4.1); the metric `accuracy` is the share of texts whose most
     likely class is theirs.
 
-    `LabelledTexts` makes the batches: weights are 1 at a text's last token, where the target is its class. For models
-    with a `classifier`, as `TextClassifier` builds.
+    `LabelledTexts` makes the batches: weights are 1 at a text's last token, where the target is its class; an encoder
+    is told the `types` of tokens. For models with a `classifier`, as `TextClassifier` builds.
     """
 
     unit: ClassVar[str] = "text"
+
+    def specs(self, batch: int, seq: int) -> Specs:
+        return {**super().specs(batch, seq), TYPES: ArraySpec(("batch", "seq"), (batch, seq), jnp.int32)}
 
     def check(self, module: Any) -> None:
         if not isinstance(module, ClassifiesTexts):
@@ -67,7 +76,8 @@ class TextClassification(BySequence):
     def values(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[tuple[Array, Array], Auxiliary]:
         """The loss of each token, were it the one that is read, and whether its class would be right: `batch seq`."""
         inputs = NextToken().inputs(batch, key)
-        x, *_, auxiliary = module.hidden(inputs)
+        told = (batch.get(TYPES),) if isinstance(module, PoolsTexts) else ()
+        x, *_, auxiliary = module.hidden(inputs, *told)
         logits = _logits(module, x, inputs)
         own = jnp.arange(logits.shape[-1]) == batch["targets"][..., None]
         nll = -jnp.sum(jnp.where(own, jax.nn.log_softmax(logits), 0), axis=-1)

@@ -300,7 +300,7 @@ class PreparedExamples(NoRewards):
     def arrays(self) -> Mapping[str, str]:
         text = {self.data.documents if name == "documents" else name: axes for name, axes in TEXT_ARRAYS.items()}
         text |= {ADAPTERS: "batch"} if self.data.adapters else {}
-        return text | dict.fromkeys(self.data.more, "batch seq top")
+        return text | {name: "batch seq top" if row.ndim else "batch seq" for name, row in self.data.more.items()}
 
     @property
     def companions(self) -> Path | None:

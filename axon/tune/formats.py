@@ -171,7 +171,9 @@ def _texts(record: Record) -> tuple[Conversation, ...]:
 def _labelled_text(record: Record) -> tuple[Conversation, ...]:
     if not isinstance(record["label"], str | int):
         raise _Malformed("label", "the name of a class, or its number")
-    return (Conversation(({"role": "user", "content": _text(record, "text"), "label": record["label"]},)),)
+    message = {"role": "user", "content": _text(record, "text"), "label": record["label"]}
+    pair = {"text_pair": _text(record, "text_pair")} if "text_pair" in record else {}
+    return (Conversation((message | pair,)),)
 
 
 def _ranked(record: Record) -> tuple[Conversation, ...]:
@@ -206,8 +208,8 @@ LABELLED = (
 )
 """Formats of a prompt and an answer, which is desirable or not, as two conversations."""
 
-LABELLED_TEXTS = (Format(("text", "label"), (), _labelled_text),)
-"""Formats of a text with its class, as the `label` of its message."""
+LABELLED_TEXTS = (Format(("text", "label"), ("text_pair",), _labelled_text),)
+"""Formats of a text, or a pair of them, with its class, as the `label` of its message."""
 
 TEXT_PAIRS = (Format(("query", "positive"), ("negative",), _texts),)
 """Formats of a query with its text, and perhaps a text that is not."""

@@ -104,7 +104,7 @@ def batch_of(
 ) -> Batch:
     """Arrays `batch seq` of the examples in each sequence; padding after them, and the weights of what is
     learned of the targets. `documents`: the name of the array of documents' numbers; `more`: by name, a row of
-    `Document.more` as padding has it, of arrays `batch seq …` that are of the targets."""
+    `Document.more` as padding has it, and documents without it, of arrays `batch seq …` that are of the targets."""
     shape = len(rows), seq
     batch: Batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "positions")}
     batch |= {documents: np.full(shape, PADDING, np.int32), "weights": np.zeros(shape, np.float32)}
@@ -116,7 +116,7 @@ def batch_of(
             batch["tokens"][own], batch["targets"][own] = one.ids[:-1], one.ids[1:]
             batch["positions"][own], batch[documents][own] = np.arange(one.positions), number
             batch["weights"][own] = one.weights[1:]
-            for name in more:
-                batch[name][own] = one.more[name][1:]
+            for name, of_targets in one.more.items():
+                batch[name][own] = of_targets[1:]
             at += one.positions
     return batch

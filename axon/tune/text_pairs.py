@@ -32,7 +32,7 @@ class TextPairs(Examples):
 
     def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
         def write(text: Conversation, where: str) -> Turns:
-            ids = with_end(tokenizer, text.messages[0]["content"])
+            ids = with_end(tokenizer, tokenizer.prompt(text.messages[0]["content"]))
             return Turns(tuple(ids), (1.0,) * len(ids))
 
         return write
@@ -63,9 +63,8 @@ class TextPairs(Examples):
         return ((read, (*texts, *[None] * (self.sides - len(texts)))) for read, texts in found)
 
 
-def with_end(tokenizer: Tokenizer, text: str) -> list[int]:
+def with_end(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     """The ids of a text, with an end after it, if the tokenizer has one."""
-    ids = tokenizer.prompt(text)
     if not tokenizer.ends or (len(ids) > 1 and ids[-1] in tokenizer.ends):
         return ids
     return [*ids, tokenizer.bos if tokenizer.bos in tokenizer.ends else min(tokenizer.ends)]

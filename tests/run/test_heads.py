@@ -150,7 +150,9 @@ def bert(tmp_path, rng):
         inner = tokenizers.Tokenizer(WordLevel(ids, "[UNK]"))
         inner.pre_tokenizer = Split(Regex("."), "isolated")
         inner.post_processor = TemplateProcessing(
-            single="[CLS] $A [SEP]", special_tokens=[(token, ids[token]) for token in ("[CLS]", "[SEP]")]
+            single="[CLS] $A [SEP]",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[(token, ids[token]) for token in ("[CLS]", "[SEP]")],
         )
         inner.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[UNK]"])
         folder = tmp_path / "plain"
@@ -210,6 +212,31 @@ def test_a_text_is_read_as_an_encoders_tokenizer_writes_it(bert, records, tiny):
     first = prepared.tokenizer.decode(batch["tokens"][0][batch["documents"][0] == 0])
     assert first.startswith("[CLS]")
     assert first.endswith("[SEP]")
+
+
+def test_pairs_of_texts_are_joined_with_types_as_an_encoders_tokenizer_does(bert, tiny, tmp_path, rng):
+    words = [["".join(rng.choice([*"abcdefgh"], size=rng.integers(1, 6))) for _ in range(2)] for _ in range(9)]
+    pairs = [{"premise": a, "hypothesis": b, "label": int(a < b)} for a, b in words]
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/texts.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    train, columns = (
+        classifier_of(bert(True, True), tmp_path / "pairs", tiny),
+        {"text": "premise", "text_pair": "hypothesis"},
+    )
+    prepared = replace(train.data, columns=columns, held_out=0.0).prepare(silent)
+    inner = tokenizers.Tokenizer.from_file(str(tmp_path / "plain/tokenizer.json"))
+    expected = {(tuple(one.ids), tuple(one.type_ids)) for one in (inner.encode(a, b) for a, b in words)}
+    split, found = prepared.splits["train"], set()
+    batch = split.batch(np.arange(len(split)))
+    for row, documents in enumerate(batch["documents"]):
+        for number in range(documents.max() + 1):
+            own = documents == number
+            found.add((tuple(batch["tokens"][row][own].tolist()), tuple(batch["types"][row][own].tolist())))
+    assert found == expected
+    assert not batch["types"][batch["documents"] < 0].any()
+    one_type = replace(train.model, model=replace(train.model.model, types=1))
+    with pytest.raises(UserError, match=r"pairs of texts.* 2 types.*Bert\.types is 1"):
+        prepared.check_fits(one_type, train.objective, 64)
 
 
 def test_an_encoder_without_a_pooler_says_that_it_begins_anew(bert, records, tiny, do, tmp_path):

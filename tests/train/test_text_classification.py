@@ -83,6 +83,30 @@ def test_a_step_is_that_of_the_global_batch(layout, devices, each, encodes, tiny
         np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_an_encoder_is_told_the_types_of_a_pairs_tokens(rng, bind, random_parameters):
+    module = TextClassifier(Bert(301, 32, 1, 4, 64, positions=32, dropout=0.0), LABELS).build()
+    module = bind(module, random_parameters(module, rng))
+    examples = examples_of(rng, 5)
+    typed = [np.sort(rng.integers(0, 2, len(one.documents[0].ids) - 1)).astype(np.int32) for one in examples]
+    with_types = [
+        replace(one, documents=(replace(one.documents[0], more={"types": np.append(0, types)}),))
+        for one, types in zip(examples, typed, strict=True)
+    ]
+    more, objective = {"types": np.zeros((), np.int32)}, TextClassification()
+    batch = batch_of([with_types[:3], with_types[3:]], 32, "documents", more)
+    found = objective.sums(module, objective.draw(module, batch, jax.random.key(0))).minimised["classification"]
+    expected = 0.0
+    for one, types in zip(examples, typed, strict=True):
+        *ids, label = one.documents[0].ids.tolist()
+        inputs = NextToken().inputs(batch_of([[one]], len(ids), "documents"))
+        pooled = module.pooled(module.hidden(inputs, jnp.asarray(types)[None])[0], inputs)[0, 0]
+        logits = pooled @ module.classifier.get_value() + module.classifier_bias.get_value()
+        expected -= jax.nn.log_softmax(logits)[label]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    untyped = objective.draw(module, {**batch, "types": jnp.zeros_like(batch["types"])}, jax.random.key(0))
+    assert abs(objective.sums(module, untyped).minimised["classification"] - expected) > 1e-3
+
+
 def texts(path, records, **fields):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     defaults = {"seq": 32, "batch": 8, "tokenizer": Bpe(vocab=257), "held_out": 0.0, "threads": 0, "labels": LABELS}
@@ -117,6 +141,7 @@ def test_the_class_is_the_target_of_the_end_and_nothing_else_is_learned(tmp_path
         ([{"text": "a", "label": 3}], ("x.jsonl:1", "label is 3")),
         ([{"text": "a", "label": [1]}], ("x.jsonl:1", "'label'", "name of a class")),
         ([{"text": name, "label": "sad"} for name in "abc"], ("all 3", "'sad'", "add texts")),
+        ([{"text": "a", "text_pair": "b", "label": 0}], ("x.jsonl:1", "TokenizerFile.prompts = 'template'")),
     ],
 )
 def test_labels_that_teach_nothing_are_refused(records, said, tmp_path, caches):

@@ -18,7 +18,7 @@ from axon.serve.offline import capacity_for
 from axon.serve.request import Request, Sampling
 from axon.train.state import State
 from axon.train.step import Program
-from axon.tune.episode_runner import EpisodeRunner, Start
+from axon.tune.episode_runner import EpisodeRunner
 from axon.tune.episodes import Episode
 from axon.tune.examples import PreparedExamples
 from axon.tune.judge import without_failed
@@ -26,6 +26,7 @@ from axon.tune.policy_engine import PolicyEngine
 from axon.tune.policy_sampler import played
 from axon.tune.prompt import Prompt
 from axon.tune.prompts import of_question
+from axon.tune.starts import Start
 
 SHOWN = 12
 """Answers of an evaluation that are kept in its event, with their questions: the first."""

@@ -18,6 +18,7 @@ from axon.tune.episodes import Episode, Turn
 from axon.tune.playing import EnvironmentProcesses, InThread, Playing
 from axon.tune.prompt import Prompt
 from axon.tune.rewards import finite
+from axon.tune.starts import Start
 
 T = TypeVar("T")
 Ask = Callable[[Request], Answer]
@@ -26,14 +27,6 @@ Asked = SimpleQueue[tuple[Request, Future[Answer]] | None]
 
 EPISODES = 2 * AT_ONCE
 """Episodes that run at once, at most: half of them may be with their environment while the engine is full."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where an episode begins: its prompt, and how turn `k` is sampled, `sampling(k)`."""
-
-    prompt: Prompt
-    sampling: Callable[[int], Sampling]
 
 
 @dataclass(frozen=True)
@@ -91,6 +84,8 @@ class EpisodeRunner:
             with closing(self._opened()) as playing:
                 playing.reset(start.prompt, start.sampling(0).seed)
                 ended = self._converse(engine, start, ask, playing.step, turns)
+                if ended is None:
+                    return Episode(tuple(turns), False, goes_on=True)
                 episode = Episode(tuple(turns), ended)
                 return replace(episode, reward=finite(playing.reward(episode.as_sampled(start.prompt))))
         except Exception as error:
@@ -106,23 +101,43 @@ class EpisodeRunner:
         ask: Ask,
         step: Callable[[str], Any],
         turns: list[Turn],
-    ) -> bool:
-        """Append the turns of an episode; whether it has ended by itself."""
+    ) -> bool | None:
+        """Append the turns of an episode; whether it has ended by itself, None where it goes on later. Turns that it
+        has already are given to the environment again."""
         ids = start.prompt.ids
         for number in range(self.turns):
-            sampling = start.sampling(number)
-            answer = ask(Request(ids, replace(sampling, tokens=min(sampling.tokens, self.positions - len(ids)))))
+            sampling = start.drawn(number)
+            room = min(sampling.tokens, self.positions - len(ids))
+            answer = self._answer(engine, start, ask, turns, ids, room)
             turns.append(Turn(answer))
+            if start.goes_on(answer, room):
+                return None
             if answer.finish is not Finish.STOP:
                 return False
             if (said := step(answer.text)) is None:
                 return True
+            start.check_said(number, said)
             said_ids = self._ids(engine, said)
             ids = (*ids, *answer.ids, *said_ids)
             if number + 1 == self.turns or len(ids) + max(sampling.min_tokens, 1) > self.positions:
                 return False
             turns[-1] = Turn(answer, said, said_ids)
         raise AssertionError("an episode has a turn")
+
+    def _answer(
+        self,
+        engine: Engine | Replicas,
+        start: Start,
+        ask: Ask,
+        turns: Sequence[Turn],
+        ids: tuple[int, ...],
+        room: int,
+    ) -> Answer:
+        """The next answer, of at most `room` tokens after `ids`; so far as it is sampled now."""
+        begun = start.begun(len(turns))
+        if begun.finish is Finish.STOP or start.left(turns) == 0:
+            return begun
+        return start.joined(len(turns), ids, ask(start.request(turns, ids, room)), engine.tokenizer)
 
     def _ids(self, engine: Engine | Replicas, said: Any) -> tuple[int, ...]:
         if not isinstance(said, str):

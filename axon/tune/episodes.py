@@ -1,9 +1,10 @@
 """`Episode`, what follows a prompt: answers of a model, and what an environment says between them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,22 @@ class Turn:
     said: str = ""
     said_ids: tuple[int, ...] = ()
 
+    def saved(self) -> dict[str, Any]:
+        """The turn as JSON."""
+        answer = self.answer
+        logprobs = [one.logprob for one in answer.logprobs]
+        own = {"ids": [*answer.ids], "text": answer.text, "finish": str(answer.finish), "logprobs": logprobs}
+        return {**own, "said": self.said, "said_ids": [*self.said_ids]}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> "Turn":
+        """What `saved` gave."""
+        ids = tuple(saved["ids"])
+        logprobs = tuple(map(TokenLogprob, ids, saved["logprobs"]))
+        return cls(
+            Answer(ids, saved["text"], Finish(saved["finish"]), logprobs), saved["said"], tuple(saved["said_ids"])
+        )
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -32,17 +49,33 @@ class Episode:
     Args:
         turns: in their order. ended: whether model and environment ended it, and not the limit of tokens or turns.
         reward: what the environment says of the whole; NaN without one, and where it failed. error: how it failed.
+        goes_on: whether another step samples more of it, also of its last answer.
     """
 
     turns: tuple[Turn, ...]
     ended: bool
     reward: float = math.nan
     error: Exception | None = None
+    goes_on: bool = False
 
     @classmethod
-    def of_answer(cls, answer: Answer) -> "Episode":
+    def of_answer(cls, answer: Answer, goes_on: bool = False) -> "Episode":
         """A single answer, without an environment."""
-        return cls((Turn(answer),), answer.finish is Finish.STOP)
+        return cls((Turn(answer),), answer.finish is Finish.STOP, goes_on=goes_on)
+
+    def saved(self) -> dict[str, Any]:
+        """The episode as JSON."""
+        reward = None if math.isnan(self.reward) else self.reward
+        error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        own = {"ended": self.ended, "reward": reward, "error": error, "goes_on": self.goes_on}
+        return {"turns": [turn.saved() for turn in self.turns], **own}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> "Episode":
+        """What `saved` gave."""
+        reward = math.nan if saved["reward"] is None else saved["reward"]
+        error = None if saved["error"] is None else RuntimeError(saved["error"])
+        return cls(tuple(map(Turn.restored, saved["turns"])), saved["ended"], reward, error, saved["goes_on"])
 
     @cached_property
     def ids(self) -> tuple[int, ...]:

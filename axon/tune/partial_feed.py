@@ -1,4 +1,4 @@
-"""`PartialRolloutFeed`, batches of answers that several steps have sampled."""
+"""`PartialRolloutFeed`, batches of episodes that several steps have sampled."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -17,9 +17,9 @@ from axon.tune.selection import Selection
 
 
 class PartialRolloutFeed(RolloutFeed):
-    """As `RolloutFeed`, where each step goes on with the answers of all batches that wait.
+    """As `RolloutFeed`, where each step continues the episodes of all batches that wait.
 
-    Its `rollout_staleness` is the mean of the sampled tokens' steps since; `rollout_parts` that of an answer's parts.
+    Its `rollout_staleness` is the mean of the sampled tokens' steps since; `rollout_parts` that of an episode's parts.
     """
 
     def __init__(
@@ -41,19 +41,20 @@ class PartialRolloutFeed(RolloutFeed):
             self._pending.append(self._parts.begun(number, self._order.batch(number)))
         batch = self._pending[0]
         self._parts.advance(state, self._pending, batch.number)
-        rollout = self._sampler.rollout(batch.prompts, self._parts.episodes(batch))
+        rollout = self._sampler.rollout(batch.prompts, [one.episode for one in batch.episodes])
         step, groups = int(state.step), np.arange(len(batch.prompts))
         drawn = self._drawn(state, step, batch.number, rollout, groups)
         self._pending.popleft()
         own = {
-            "rollout_staleness": float(np.mean(step - batch.versions)),
-            "rollout_parts": float(np.mean([answer.parts for answer in batch.answers])),
+            "rollout_staleness": float(np.mean(step - batch.versions)) if batch.versions.size else 0.0,
+            "rollout_parts": float(np.mean([one.parts for one in batch.episodes])),
         }
         self._metrics = {**drawn.metrics, **own}
         return self._of_process(drawn)
 
     def saved(self) -> dict[str, Any]:
-        """The answers that have not ended, and those that wait for their step."""
+        """The episodes that have not ended, and those that wait for their step."""
+        self._parts.finish()
         return {"pending": [one.saved() for one in self._pending]} if self._pending else {}
 
     def _restored(self) -> Iterator[PartialBatch]:
@@ -61,4 +62,4 @@ class PartialRolloutFeed(RolloutFeed):
         numbers = [*islice(self._context.numbers(), len(waiting))]
         if [one["number"] for one in waiting] == numbers:
             for number, one in zip(numbers, waiting, strict=True):
-                yield self._parts.begun(number, self._order.batch(number), one["answers"])
+                yield self._parts.begun(number, self._order.batch(number), one["episodes"])

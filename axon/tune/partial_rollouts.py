@@ -1,22 +1,19 @@
-"""Partial rollouts: long answers continue in the next steps, by the weights of those."""
+"""Partial rollouts: long episodes continue in the next steps, by the weights of those."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
-from axon.serve.detokenize import Detokenizer
-from axon.serve.offline import Answer
-from axon.serve.request import Finish, Sampling, TokenLogprob
+from axon.serve.request import Sampling
 from axon.train.state import State
-from axon.tune.episode_runner import Start
 from axon.tune.episodes import Episode
 from axon.tune.policy_sampler import Noise, Player
 from axon.tune.prompt import Prompt
+from axon.tune.starts import Start
 
 WHOLE = ("min_tokens", "stop", "presence_penalty", "frequency_penalty")
 """Fields of `Sampling` that look at an answer from its beginning on."""
@@ -33,93 +30,101 @@ def check_partial(sampling: Sampling, partial: int) -> None:
 
 
 @dataclass
-class PartialAnswer:
-    """The tokens of an answer so far: `ids`, their log-probabilities where they are asked for, the step after which
-    each was sampled, in how many `parts`, and why it ended; None: it has not."""
+class PartialEpisode:
+    """An episode so far, the step after which each token was sampled that is of the model, and in how many `parts`."""
 
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    episode: Episode = Episode((), False, goes_on=True)
     versions: list[int] = field(default_factory=list)
     parts: int = 0
-    finish: str | None = None
 
-    def add(self, answer: Answer, version: int, tokens: int) -> None:
-        """Go on with what was sampled; it has `tokens`, at most, in all."""
-        self.ids += answer.ids
-        self.logprobs += [one.logprob for one in answer.logprobs]
-        self.versions += [version] * len(answer.ids)
+    def add(self, episode: Episode, version: int) -> None:
+        """Take what the episode is with what was sampled after step `version`."""
+        count = int(episode.sampled.sum())
+        self.episode, self.versions = episode, [*self.versions, *[version] * count][:count]
         self.parts += 1
-        if answer.finish is not Finish.LENGTH or len(self.ids) >= tokens:
-            self.finish = str(answer.finish)
+
+    def saved(self) -> dict[str, Any]:
+        """The episode as JSON."""
+        return {**vars(self), "episode": self.episode.saved()}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> "PartialEpisode":
+        """What `saved` gave."""
+        return cls(Episode.restored(saved["episode"]), saved["versions"], saved["parts"])
 
 
 @dataclass(frozen=True)
 class PartialBatch:
-    """Batch `number`: prompts, and so many answers to each in a row."""
+    """Batch `number`: prompts, and so many episodes of each in a row."""
 
     number: int
     prompts: Sequence[Prompt]
-    answers: Sequence[PartialAnswer]
+    episodes: Sequence[PartialEpisode]
 
     def saved(self) -> dict[str, Any]:
-        """The answers as JSON."""
-        return {"number": self.number, "answers": [vars(answer) for answer in self.answers]}
+        """The episodes as JSON."""
+        return {"number": self.number, "episodes": [one.saved() for one in self.episodes]}
 
     @property
     def versions(self) -> np.ndarray:
         """Of all tokens, the steps after which they were sampled."""
-        return np.array([version for answer in self.answers for version in answer.versions])
+        return np.array([version for one in self.episodes for version in one.versions])
 
 
 class PartialSampler:
-    """Samples answers part by part.
+    """Samples episodes part by part.
 
     Args:
-        player: samples. noise: how an answer is drawn. samples: answers to a prompt. most: tokens of an answer in a
+        player: samples. noise: how an answer is drawn. samples: episodes of a prompt. most: tokens of an episode in a
             step, unless that trains on it.
     """
 
-    def __init__(self, player: Player, noise: Noise, samples: int, most: int, tokenizer: Tokenizer):
+    def __init__(self, player: Player, noise: Noise, samples: int, most: int):
         self._player, self._noise, self._samples, self._most = player, noise, samples, most
-        self._tokenizer, self._tokens = tokenizer, noise.sampling.tokens
+        self._running: Callable[[], None] = _nothing
 
-    def begun(self, number: int, prompts: Sequence[Prompt], saved: Sequence[dict[str, Any]] = ()) -> PartialBatch:
+    def begun(self, number: int, prompts: Sequence[Prompt], saved: Sequence[Mapping[str, Any]] = ()) -> PartialBatch:
         """A batch without a token, or with those that `saved` has."""
-        answers = [PartialAnswer(**one) for one in saved]
-        return PartialBatch(number, prompts, answers or [PartialAnswer() for _ in range(self._samples * len(prompts))])
+        episodes = [PartialEpisode.restored(one) for one in saved]
+        return PartialBatch(
+            number, prompts, episodes or [PartialEpisode() for _ in range(self._samples * len(prompts))]
+        )
 
     def advance(self, state: State, batches: Iterable[PartialBatch], last: int) -> None:
-        """Go on with all answers that have not ended by the state's weights: in batch `last` to their end."""
-        open_ = [
-            (batch, place) for batch in batches for place, answer in enumerate(batch.answers) if answer.finish is None
-        ]
-        starts = [self._start(batch, place, batch.number == last) for batch, place in open_]
-        for (batch, place), episode in zip(open_, self._player.begin(state, starts)(), strict=True):
-            batch.answers[place].add(episode.turns[0].answer, int(state.step), self._tokens)
+        """Continue all episodes that have not ended by the state's weights: in batch `last` to their end. What plays
+        beside this process is waited for in that batch alone."""
+        self.finish()
+        due = [(batch, place) for batch in batches for place, one in enumerate(batch.episodes) if one.episode.goes_on]
+        now, later = [], []
+        for batch, place in due:
+            (now if batch.number == last or not self._player.beside else later).append((batch, place))
+        self._begin(state, now, last)
+        self.finish()
+        self._begin(state, later, last)
+
+    def _begin(self, state: State, due: Sequence[tuple[PartialBatch, int]], last: int) -> None:
+        if not due:
+            return
+        step = int(state.step)
+        wait = self._player.begin(state, [self._start(batch, place, batch.number == last) for batch, place in due])
+
+        def running() -> None:
+            for (batch, place), episode in zip(due, wait(), strict=True):
+                batch.episodes[place].add(episode, step)
+
+        self._running = running
+
+    def finish(self) -> None:
+        """Wait for what is being sampled."""
+        running, self._running = self._running, _nothing
+        running()
 
     def _start(self, batch: PartialBatch, place: int, to_its_end: bool) -> Start:
         row, choice = divmod(place, self._samples)
-        prompt, answer = batch.prompts[row], batch.answers[place]
-        left = self._tokens - len(answer.ids)
-        drawn = self._noise(batch.number, row, choice, answer.parts)
-        own = replace(drawn, tokens=left if to_its_end else min(left, self._most))
-        return Start(replace(prompt, ids=(*prompt.ids, *answer.ids)), partial(_same, own))
-
-    def episodes(self, batch: PartialBatch) -> list[Episode]:
-        """The episodes of a batch whose answers have ended."""
-        return [
-            Episode.of_answer(self._whole(batch.prompts[place // self._samples], answer))
-            for place, answer in enumerate(batch.answers)
-        ]
-
-    def _whole(self, prompt: Prompt, answer: PartialAnswer) -> Answer:
-        ids = tuple(answer.ids)
-        own, stops = self._tokenizer, frozenset(self._noise.sampling.stop_ids)
-        text = Detokenizer(own, prompt.ids, ends=stops if self._noise.sampling.ignore_eos else stops | own.ends)
-        pairs = zip(ids, answer.logprobs, strict=True) if answer.logprobs else ()
-        logprobs = tuple(TokenLogprob(token, logprob) for token, logprob in pairs)
-        return Answer(ids, text.push(ids) + text.finish(), Finish(answer.finish), logprobs)
+        one = batch.episodes[place]
+        sampling = partial(self._noise, batch.number, row, choice)
+        return Start(batch.prompts[row], sampling, one.episode.turns, one.parts, None if to_its_end else self._most)
 
 
-def _same(sampling: Sampling, turn: int) -> Sampling:
-    return sampling
+def _nothing() -> None:
+    """What is waited for where nothing is being sampled."""

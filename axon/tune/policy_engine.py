@@ -40,7 +40,8 @@ class PolicyEngine:
     def __init__(self, trained: Runtime, layout: Layout | None, tokenizer: Tokenizer, capacity: Capacity):
         own = layout is not None or trained.placement.host
         self.runtime = _like(trained, layout or trained.layout) if own else trained
-        self._trained, self._shared = trained, {"tokenizer": tokenizer, "capacity": capacity}
+        self._trained, self.tokenizer = trained, tokenizer
+        self._shared = {"tokenizer": tokenizer, "capacity": capacity}
         self._engines: list[Engine] = []
         self._copies: list[jax.Array] = []
 

@@ -3,22 +3,29 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from axon.serve.request import Request, Sampling
+from axon.serve.offline import Answer
+from axon.serve.request import Sampling
 from axon.train.state import State
-from axon.tune.episode_runner import EpisodeRunner, Start
+from axon.tune.episode_runner import EpisodeRunner
 from axon.tune.episodes import Episode
 from axon.tune.policy_engine import PolicyEngine, checked
 from axon.tune.prompt import Prompt
 from axon.tune.rollout import Rollout
 from axon.tune.scoring import Scoring
+from axon.tune.starts import Start
 
 
 class Player(Protocol):
-    """Plays episodes by a state's weights."""
+    """Plays episodes by a state's weights.
+
+    beside: whether in other processes, while this one does something else.
+    """
+
+    beside: ClassVar[bool]
 
     def begin(self, state: State, starts: Sequence[Start]) -> Callable[[], list[Episode]]:
         """What waits for the episode of each start, and may be called in another thread. The state may change once this
@@ -31,6 +38,8 @@ class Player(Protocol):
 @dataclass(frozen=True)
 class EnginePlayer:
     """Plays at once, by an engine of this process; without a runner an episode is a single answer."""
+
+    beside: ClassVar[bool] = False
 
     engine: PolicyEngine
     runner: EpisodeRunner | None
@@ -106,7 +115,13 @@ def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, sta
     if runner is not None:
         episodes = runner(engine.engine(state), starts, partial(checked, state=state))
     else:
-        requests = [Request(start.prompt.ids, start.sampling(0)) for start in starts]
-        episodes = [Episode.of_answer(answer) for answer in engine.answers(state, requests)]
+        requests = [start.request((), start.prompt.ids, start.drawn(0).tokens) for start in starts]
+        sampled = zip(starts, engine.answers(state, requests), strict=True)
+        episodes = [_of_answer(engine, start, answer) for start, answer in sampled]
     engine.release()
     return episodes
+
+
+def _of_answer(engine: PolicyEngine, start: Start, answer: Answer) -> Episode:
+    whole = start.joined(0, start.prompt.ids, answer, engine.tokenizer)
+    return Episode.of_answer(whole, start.goes_on(whole, start.drawn(0).tokens))

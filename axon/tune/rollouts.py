@@ -83,9 +83,9 @@ class Rollouts(FeedConfig):
         staleness: steps between the weights that sample a batch and those that train on it. Above 0 `samplers` sample
             and rewards are asked while the steps before run, where rewards decide on no redraw and the objective needs
             nothing else of the weights that sample, as `PPO` its values.
-        partial: tokens of an answer that a step samples, at most, where `staleness` is above 0: a longer one continues
-            in the next step, by its weights (partial rollouts, Kimi Team, arXiv:2501.12599, section 2.6.2), and in the
-            step that trains on it to its end. 0: each is sampled at once.
+        partial: tokens of an answer, or of an episode, that a step samples, at most, where `staleness` is above 0: a
+            longer one continues in the next step, by its weights (partial rollouts, Kimi Team, arXiv:2501.12599,
+            section 2.6.2), and in the step that trains on it to its end. 0: each is sampled at once.
         sampling: how they are drawn. layout: where each axis lives meanwhile; None: as in training. samplers: processes
             that sample in place of this one, `docs/rollouts.md`.
     """
@@ -142,18 +142,18 @@ class Rollouts(FeedConfig):
         self._check_partial()
 
     def _check_partial(self) -> None:
-        """Raise `UserError` for partial rollouts beside what needs whole answers, or other processes."""
+        """Raise `UserError` for partial rollouts beside what needs whole answers."""
         check_partial(self.sampling, self.partial)
         if self.partial and not self.staleness:
             raise UserError(
                 f"Rollouts.partial is {self.partial}, and Rollouts.staleness 0: no answer has a further step to "
                 "continue in. Set Rollouts.staleness to at least 1, or Rollouts.partial to 0"
             )
-        others = ("environment", "samplers", "redraws")
-        if self.partial and (other := next((name for name in others if vars(self)[name]), None)):
+        if self.partial and self.redraws:
             raise UserError(
-                f"Rollouts.partial is {self.partial}, and Rollouts.{other} is set, which takes whole answers of this "
-                "process: leave one of the two out"
+                f"Rollouts.partial is {self.partial}, and Rollouts.redraws {self.redraws}: which prompts are replaced "
+                "is known once all of their answers have ended, in the step that trains on them. Set one of the two to "
+                "0"
             )
 
     def _check_environment(self) -> None:
@@ -293,7 +293,7 @@ class PreparedRollouts(FedCorpus):
         parts = self.order(context.seed), sampler, config.selection, estimator
         if not config.partial:
             return RolloutFeed(context, *parts, config.redraws, config.staleness)
-        partly = PartialSampler(player, noise, config.samples, config.partial, self.tokenizer)
+        partly = PartialSampler(player, noise, config.samples, config.partial)
         return PartialRolloutFeed(context, *parts, config.staleness, partly)
 
     def _player(self, context: FeedContext) -> Player:
@@ -308,7 +308,8 @@ class PreparedRollouts(FedCorpus):
         folder = Path(mkdtemp()) if context.folder is None else (context.folder / "weights").resolve()
         versions = WeightVersions(folder, runtime, config.staleness + 2)
         setup = SamplerSetup.of(folder, runtime, *by, runner)
-        return SamplerProcesses(config.samplers, setup, versions, config.samples, context.report)
+        in_a_row = 1 if config.partial else config.samples
+        return SamplerProcesses(config.samplers, setup, versions, in_a_row, context.report)
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
         return self.config.selection.held_out(super().held_out(batches, sequences))

@@ -13,10 +13,11 @@ from axon.nn.weight_transform import WeightTransform
 from axon.precision import Precision
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
-from axon.tune.episode_runner import EpisodeRunner, Start
+from axon.tune.episode_runner import EpisodeRunner
 from axon.tune.episodes import Episode
 from axon.tune.policy_engine import PolicyEngine
 from axon.tune.policy_sampler import played
+from axon.tune.starts import Start
 from axon.tune.weight_versions import WeightReader
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
+from typing import ClassVar
 
 import jax
 
@@ -16,9 +17,9 @@ from axon.launch.lobby import Lobby, parsed_address
 from axon.launch.ray_actors import RayActors
 from axon.launch.worker import Remote, Worker, WorkerError
 from axon.train.state import State
-from axon.tune.episode_runner import Start
 from axon.tune.episodes import Episode
 from axon.tune.sampler_setup import SamplerSetup
+from axon.tune.starts import Start
 from axon.tune.weight_versions import WeightVersions
 
 ATTEMPTS = 3
@@ -100,9 +101,11 @@ class SamplerProcesses:
     the first has them, and all have their episodes.
 
     Args:
-        setup: what they sample by. versions: where they find the weights. samples: answers to a prompt, which are one
-            process's. report: called with a line for each process that had to be replaced.
+        setup: what they sample by. versions: where they find the weights. samples: episodes in a row that are one
+            process's, as those of a prompt. report: called with a line for each process that had to be replaced.
     """
+
+    beside: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -117,6 +117,14 @@ class Failing(Counting):
 
 
 @dataclass(frozen=True)
+class Fickle(Counting):
+    """The same, but that it never says what it has said."""
+
+    def step(self, state, answer):
+        return super().step(state, answer) and str(random.random())
+
+
+@dataclass(frozen=True)
 class Speaker:
     """A game, but for what it lacks."""
 

@@ -1,12 +1,14 @@
 """`PartialRolloutFeed`, batches of episodes that several steps have sampled."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from axon.data.feed import Batch, FeedContext
+from axon.errors import Unavailable
 from axon.train.state import State
 from axon.tune.estimator import Estimator
 from axon.tune.partial_rollouts import PartialBatch, PartialSampler
@@ -53,8 +55,10 @@ class PartialRolloutFeed(RolloutFeed):
         return self._of_process(drawn)
 
     def saved(self) -> dict[str, Any]:
-        """The episodes that have not ended, and those that wait for their step."""
-        self._parts.finish()
+        """The episodes that have not ended, and those that wait for their step; without the parts that cannot be had,
+        which are sampled again."""
+        with suppress(Unavailable):
+            self._parts.finish()
         return {"pending": [one.saved() for one in self._pending]} if self._pending else {}
 
     def _restored(self) -> Iterator[PartialBatch]:

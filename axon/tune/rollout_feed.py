@@ -71,8 +71,12 @@ class RolloutFeed(Feed):
         return {name: value[self._context.sequences] for name, value in drawn.arrays.items()}
 
     def saved(self) -> dict[str, Any]:
-        """The batches that wait for their steps."""
-        return {"pending": [one.result().saved() for one in self._pending]} if self._pending else {}
+        """The batches that wait for their steps; none where one cannot be had, so that they are sampled again."""
+        try:
+            waiting = [one.result().saved() for one in self._pending]
+        except Unavailable:
+            return {}
+        return {"pending": waiting} if waiting else {}
 
     def _restored(self) -> Iterator[Any]:
         """The batches that waited when the checkpoint was written, unless other ones are to be trained on now."""

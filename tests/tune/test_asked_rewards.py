@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from axon.errors import Unavailable, UserError
+from axon.observe.metrics import read_metrics
 from axon.tune import ModelJudge, Program
 from axon.tune.judge import Judge
 from axon.tune.rewards import Sampled
@@ -187,3 +188,41 @@ def test_a_server_that_is_not_there_is_unavailable():
         pass
     with pytest.raises(Unavailable, match="does not answer"):
         Judge({"judge": ModelJudge(url, "m", pause=0.01)}, {}, 20.0)([sampled("x")])
+
+
+JUDGED = """
+include 'run.gin'
+Rollouts.rewards = {'judge': @ModelJudge()}
+Rollouts.staleness = 0
+ModelJudge.url = '%s'
+ModelJudge.model = 'judge'
+ModelJudge.attempts = 2
+ModelJudge.pause = 0.01
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_whose_judge_is_gone_save_their_step_and_continue_bit_for_bit(command, tmp_path):
+    """It answers for a step and a part of the next one, and later again."""
+    left = [8 + 3]
+
+    def replies(text):
+        left[0] -= 1
+        return 200 if left[0] >= 0 else 503, str(len(text) % 11)
+
+    with server(replies) as (url, _):
+        (tmp_path / "judged.gin").write_text(JUDGED % url)
+        stopped = command(1, "judged.gin", "--run-dir", "stopped", "--processes", "2")
+        said = stopped.stdout + stopped.stderr
+        assert stopped.returncode == 2, said
+        for part in ("'judge'", f"{url} does not answer: 503", "saved step 1 in", "the same command continues"):
+            assert part in said
+        left[0] = 10**6
+        for folder in ("stopped", "whole"):
+            done = command(1, "judged.gin", "--run-dir", folder, "--processes", "2")
+            assert done.returncode == 0, done.stdout + done.stderr
+    names = ("step", "loss", "grad_norm", "reward", "reward_std")
+    runs = [read_metrics(tmp_path / folder / "metrics.jsonl") for folder in ("stopped", "whole")]
+    stopped, whole = ([[row[name] for name in names] for row in rows] for rows in runs)
+    assert stopped == whole
+    assert len(whole) == 3

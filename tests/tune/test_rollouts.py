@@ -15,7 +15,7 @@ import pytest
 from axon.checkpoint import Reader
 from axon.config import dump, load
 from axon.data import FeedContext, JsonLines
-from axon.errors import UserError
+from axon.errors import Unavailable, UserError
 from axon.layout import Execution, Layout
 from axon.parallel.pipeline.schedules import OneFOneB
 from axon.run import program
@@ -193,6 +193,18 @@ def test_rewards_of_a_later_batch_are_asked_while_this_one_is_trained_on(one, pr
         assert not trained.is_set()
         trained.set()
         assert feed.saved()["pending"][0]["metrics"]["reward"] == 1
+
+
+def test_a_checkpoint_is_without_batches_whose_rewards_cannot_be_had(one, prepared, begun, rng, monkeypatch):
+    """The step that trains on the first of them ends the run."""
+    state, config = begun(one, rng), replace(prepared.config, rewards={"judge": likes.judged}, staleness=2)
+    monkeypatch.setattr(likes, "LEFT", [12])  # the first batch's answers, of which 8 are trained on
+    with replace(prepared, config=config).feed(FeedContext(7, one.runtime)) as feed:
+        feed.draw(state)
+        assert feed.saved() == {}
+        with pytest.raises(Unavailable, match="the judge does not answer"):
+            feed.draw(state)
+        assert feed.saved() == {}
 
 
 def test_a_process_is_given_its_own_sequences_and_left_out_batches_are_not_drawn(one, prepared, begun, rng):

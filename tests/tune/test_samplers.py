@@ -1,12 +1,10 @@
 """Processes that sample a run's answers: the same batches as without, however one of them ends."""
 
-import json
-import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -156,25 +154,6 @@ def test_devices_that_samplers_cannot_have_are_told_with_the_remedy(monkeypatch)
     assert Samplers(processes=2, devices=("2,3", "4")).environ(0) == {"CUDA_VISIBLE_DEVICES": "2,3"}
 
 
-CONFIG = """
-include 'tiny.gin'
-from likes import short
-
-Train.data = @Rollouts()
-Train.objective = @GRPO()
-Rollouts.data = @Data()
-Rollouts.prompts = (@JsonLines(),)
-JsonLines.path = 'prompts.jsonl'
-Rollouts.rewards = {'short': @short}
-Rollouts.staleness = 1
-Rollouts.sampling = @Sampling()
-Sampling.tokens = 6
-Sampling.temperature = 1.0
-Train.steps = 3
-Train.layout = @Layout()
-Layout.mesh = {'data': 2}
-Layout.zero = 3
-"""
 JOINED = """
 include 'run.gin'
 Rollouts.layout = @serving/Layout()
@@ -185,25 +164,17 @@ Samplers.address = '127.0.0.1:0'
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_learns_what_one_does_from_a_process_that_joins(tmp_path, monkeypatch):
-    """One step off: the first process asks the other one's answers, too."""
-    here, words = Path(__file__).parent, ["one", "two three", "four", "five", "six seven"]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": word}) + "\n" for word in words))
-    (tmp_path / "tiny.gin").write_text((here.parent / "tiny.gin").read_text())
-    (tmp_path / "run.gin").write_text(CONFIG)
+def test_a_run_of_two_processes_learns_what_one_does_from_a_process_that_joins(command, tmp_path):
+    """One step off: the first process asks the other one's answers, too. Where none joins in time, both end."""
     (tmp_path / "joined.gin").write_text(JOINED)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(here), os.environ.get("PYTHONPATH", ""))))
-
-    def train(devices, *arguments):
-        count = f"--xla_force_host_platform_device_count={devices}"
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count}
-        command = [sys.executable, "-m", "axon", "train", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    train(2, "run.gin", "--run-dir", "one")
+    (tmp_path / "waits.gin").write_text("include 'joined.gin'\nSamplers.limit = 2.0\n")
+    assert command(2, "run.gin", "--run-dir", "one").returncode == 0
+    alone = command(1, "waits.gin", "--run-dir", "two", "--processes", "2")
+    assert alone.returncode == 2
+    assert re.search(r"no process has joined .* for 2 seconds", alone.stdout + alone.stderr)
     with joining(tmp_path / "two", 1) as ((sampler,), _):
-        train(1, "joined.gin", "--run-dir", "two", "--processes", "2")
+        done = command(1, "joined.gin", "--run-dir", "two", "--processes", "2")
+        assert done.returncode == 0, done.stdout + done.stderr
         assert sampler.wait(30) == 0
     names = ("step", "loss", "grad_norm", "reward", "reward_std", "rollout_staleness")
     rows = {run: read_metrics(tmp_path / run / "metrics.jsonl") for run in ("one", "two")}

@@ -46,8 +46,8 @@ class ByAdapter(Objective):
         """Raises `UserError` for an objective that is not by sequence."""
         if not isinstance(objective, BySequence):
             raise UserError(
-                f"Train.objective is {type(objective).__name__}, whose loss is not known of each sequence by itself, "
-                "and LoRA.adapters are each trained by their own: set it to @NextToken(), @TextClassification() or one "
+                f"Train.objective is {type(objective).__name__}, which has no loss of each sequence by itself, and "
+                "LoRA.adapters are each trained by their own: set it to @NextToken(), @TextClassification() or one "
                 "of pairs, as @DPO(), or train one adapter, LoRA.adapters = ()"
             )
         return cls(objective, adapters)

@@ -11,8 +11,9 @@ from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.cross_entropy import Divergence
-from axon.nn import cross_entropy, token_divergence, top_divergence
-from axon.train.objective import Batch, NextToken, Objective, Sums
+from axon.nn import token_divergence, token_nll, top_divergence
+from axon.nn.auxiliary import Auxiliary
+from axon.train.objective import Batch, BySequence, NextToken, Sums
 
 BETA = {"forward": 0.0, "reverse": 1.0, "jensen_shannon": 0.5}
 """`Distillation.divergence` → `axon.kernels.cross_entropy.Divergence.beta`, unless that is set."""
@@ -22,7 +23,7 @@ TEACHER_IDS, TEACHER_LOGPROBS = "teacher_ids", "teacher_logprobs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taught(Objective):
+class Taught(BySequence):
     """The base of objectives that learn a teacher's distributions of the next token.
 
     With p the teacher's distribution and q the model's, of each token of the text, the divergence D is
@@ -63,13 +64,18 @@ class Taught(Objective):
         """The divergence of logits / `temperature`."""
         return Divergence(temperature, BETA[self.divergence] if self.beta is None else self.beta)
 
-    def sums_of(self, x: Array, module: Any, batch: Batch, by_token: Array, factor: float = 1.0) -> Sums:
-        """The sums of divergences `by_token`, `batch seq`, times `factor`; `x`: the module's hidden states."""
-        divergence = jnp.sum(batch["weights"] * by_token)
-        loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"])
-        minimised = {"divergence": factor * divergence}
-        minimised |= {"next_token": self.next_token * loss} if self.next_token else {}
-        return Sums(minimised, {"loss": nll, "divergence": divergence})
+    @property
+    def factor(self) -> float:
+        """By which the divergence is multiplied in what is minimised."""
+        return 1.0
+
+    def total(self, values: tuple[Array, Array], batch: Batch) -> Sums:
+        """The sums of a divergence of each token, and of its negative log-likelihood, both `batch seq`."""
+        divergence, nll = (jnp.sum(batch["weights"] * one) for one in values)
+        minimised = self.factor * divergence
+        if self.next_token:  # else its backward would run, for a gradient of 0
+            minimised += self.next_token * nll
+        return Sums({"divergence": minimised}, {"loss": nll, "divergence": divergence})
 
 
 @dataclass(frozen=True)
@@ -101,12 +107,18 @@ class Distillation(Taught):
                 "Set vocab and vocab_multiple of the two alike"
             )
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None, teacher: Any = None) -> Sums:
+    @property
+    def factor(self) -> float:
+        return self.temperature**2
+
+    def values(
+        self, module: Any, batch: Batch, key: Array | None = None, teacher: Any = None
+    ) -> tuple[tuple[Array, Array], Auxiliary]:
         text = NextToken()
         x, _, auxiliary = module.hidden(text.inputs(batch, key))
         of_teacher = lax.stop_gradient(teacher.hidden(text.inputs(batch))[0])
         by_token = token_divergence(x, module.output, of_teacher, teacher.output, self.kind(self.temperature))
-        return self.sums_of(x, module, batch, by_token, self.temperature**2).with_auxiliary(auxiliary)
+        return (by_token, token_nll(x, module.output, batch["targets"])[0]), auxiliary
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class TopDistillation(Taught):
         known = {name: ArraySpec(("batch", "seq", "top"), shape, dtype) for name, dtype in dtypes.items()}
         return {**super().specs(batch, seq), **known}
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+    def values(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[tuple[Array, Array], Auxiliary]:
         x, _, auxiliary = module.hidden(NextToken().inputs(batch, key))
         by_token = top_divergence(x, module.output, batch[TEACHER_IDS], batch[TEACHER_LOGPROBS], self.kind())
-        return self.sums_of(x, module, batch, by_token).with_auxiliary(auxiliary)
+        return (by_token, token_nll(x, module.output, batch["targets"])[0]), auxiliary

@@ -18,6 +18,7 @@ from axon.parallel.outer import DiLoCo
 from axon.parallel.pipeline import TwoBW, ZeroBubbleH1
 from axon.runtime import flattened, nested
 from axon.train.adapters_off import AdaptersOff
+from axon.train.distillation import Distillation
 from axon.train.kto import KTO
 from axon.train.objective import NextToken
 from axon.train.optimizers import EMA, Adafactor, AdamW, Constant, Linear, Optax
@@ -44,7 +45,10 @@ WHOSE = (
 def program(lora, layout=Layout({"data": 1}), optimizer=ADAMW, model=LLAMA, **more):
     more = {"objective": NextToken(z_loss=0.1), "transforms": (lora,)} | more
     devices = jax.devices()[: math.prod(layout.mesh.values())]
-    return Program(model, layout, optimizer, batch=BATCH, seq=SEQ, devices=devices, seed=3, **more)
+    made = Program(model, layout, optimizer, batch=BATCH, seq=SEQ, devices=devices, seed=3, **more)
+    for name, runtime in made.references.runtimes.items():
+        made.references.give(name, *runtime.initialise(4))
+    return made
 
 
 def batches_of(rng, packed_batch):
@@ -92,6 +96,7 @@ PROBLEMS = {
     "adafactor": (LORA, {"optimizer": Adafactor(Constant(1e-2), clip=0.02)}),
     "dpo": (LORA, {"objective": DPO(), "references": {"reference": AdaptersOff()}}),
     "orpo": (LORA, {"objective": ORPO()}),
+    "distillation": (LORA, {"objective": Distillation(next_token=0.3), "references": {"teacher": LLAMA}}),
     "experts": (ATTENTION, {"model": MIXTRAL}),
 }
 
@@ -100,7 +105,7 @@ PROBLEMS = {
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_each_adapter_becomes_what_it_is_alone(problem, rng, packed_batch):
     lora, fields = PROBLEMS[problem]
-    batches = list(pairs_of(rng)) if "objective" in fields else batches_of(rng, packed_batch)
+    batches = list(pairs_of(rng)) if problem in ("dpo", "orpo") else batches_of(rng, packed_batch)
     together, metrics = trained(program(replace(lora, adapters=NAMES), **fields), batches)
     alone = program(lora, **fields)
     begun = flattened(jax.device_get(alone.init().parameters))

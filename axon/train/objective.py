@@ -142,7 +142,8 @@ class BySequence(Objective):
     """The base of objectives whose sums are over tokens or texts one by one, so that those of some sequences are those
     of the batch with weights of 0 in all others.
 
-    They minimise one sum, which the count of `loss` divides, and the model's auxiliary ones.
+    They minimise one sum, which the count of `loss` divides, and the model's auxiliary ones. What has `sums` of its own
+    says the same by `values` and `total`.
     """
 
     @abstractmethod

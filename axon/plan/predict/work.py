@@ -279,7 +279,8 @@ def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat)
         def forward(parameters: Any, x: Any) -> Any:
             module = runtime.bind(nested(parameters | still), nested(variables))
             periods = [jnp.arange(int(place == number)) for place in range(len(spans))]
-            return module.layers.part(x, Inputs(ids, ids, ids), periods, [None] * len(spans))[0]
+            inputs = Inputs(ids, ids, ids, adapters=ids[:, 0])
+            return module.layers.part(x, inputs, periods, [None] * len(spans))[0]
 
         y, backward = jax.vjp(forward, parameters, x)
         return jax.tree.leaves(backward), backward(y)

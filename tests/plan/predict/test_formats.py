@@ -72,6 +72,12 @@ def test_a_backward_through_frozen_weights_is_half_as_long(plain, adapted):
     assert total == pytest.approx(adapted.program.flops_per_token, rel=1e-3)
 
 
+def test_two_adapters_at_once_have_the_weights_of_one_of_twice_the_rank():
+    (wide,), (both,) = (work(transforms=(one,)).periods for one in (LoRA(rank=8), LoRA(rank=4, adapters=("a", "b"))))
+    sizes = [sum(math.prod(spec.shape) for spec in one.weights.values()) for one in (wide, both)]
+    assert sizes[0] == sizes[1]
+
+
 def test_codes_are_gathered_as_they_are_stored(plain):
     """NF4: half a byte a number, and a scale of a byte for each 64 numbers, for 2 bytes in bfloat16."""
     narrow = work(transforms=ADAPTED["qlora"])

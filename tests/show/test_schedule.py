@@ -56,6 +56,7 @@ def test_what_waits_is_what_remat_keeps(pipelined):
     assert 0 < nothing.left < all_.left  # what is computed again is not computed for the weights once more
 
 
+@pytest.mark.full
 def test_what_is_in_flight_without_a_flush_is_among_the_totals_with_a_second_version_of_the_weights(pipelined, shown):
     out = shown(pipelined(mesh={"pipe": 2}, microbatches=4, schedule=TwoBW()))
     assert "pipeline: TwoBW in lockstep, 2 stages, 4 microbatches\n" in out

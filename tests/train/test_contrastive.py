@@ -57,6 +57,7 @@ def examples_of(rng, count):
     return [Example((document(), document(), document() if rng.random() < 0.5 else EMPTY), "") for _ in range(count)]
 
 
+@pytest.mark.few(devices=(4,))
 @pytest.mark.parametrize(
     ("layout", "devices", "each", "pooling"),
     [

@@ -97,6 +97,7 @@ def stepped(one, rng, random_parameters, batch):
     return jax.device_get(one.step(one.init(jax.tree.map(jnp.asarray, own)), one.place(batch))[1])
 
 
+@pytest.mark.few(devices=(4,))
 @pytest.mark.parametrize(
     ("layout", "devices", "each"),
     [

@@ -198,7 +198,7 @@ def test_evaluation_plays_episodes_of_held_out_questions_by_greedy_choices(chatt
     data, made = chatting
     prepared = data.prepare(str)
     said = Chat.of(None, prepared.tokenizer).reply([{"role": "tool", "content": "=1."}])
-    answers = Answers(made, prepared, prepared.questions(12))
+    answers = Answers(made, prepared, {"": prepared.questions(12)})
 
     def greedy(ids):
         return answers._engine.answers(state, [Request(ids, replace(data.sampling, temperature=0.0))])[0]
@@ -239,6 +239,8 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(playing, do, tmp_path):
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(processes=(0,))
+@pytest.mark.few(how=("die",))
 @pytest.mark.parametrize(
     ("how", "processes"),
     [*((how, 0) for how in ("raise", "hang", "await", "number", "undefined", "reset")), ("hang", 3), ("die", 3)],

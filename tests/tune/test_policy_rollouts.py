@@ -285,7 +285,7 @@ def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(ti
         assert float(found["loss"][0]) > 0
     del seen[:]
     questions = prepared.questions(5)
-    answered = Answers(made, prepared, questions, silent)(begun(made, rng))
+    answered = Answers(made, prepared, {"": questions}, silent)(begun(made, rng))
     assert [one.reference for one in seen] == [prepared.tokenizer.visible(one.answer) for one in questions]
     assert answered.scores["reward"].tolist() == [sum(one.ids) + ExactMatch()(one) for one in seen]
 

@@ -330,6 +330,7 @@ def test_the_optimizers_state_waits_on_the_host_while_answers_are_sampled(rollin
     jax.tree.map(np.testing.assert_array_equal, *learned.values())
 
 
+@pytest.mark.full
 def test_weights_in_the_hosts_memory_answer_as_those_on_the_device(rolling, one, prepared, few, begun, rng):
     requests = [Request(prompt.ids, Sampling(6, temperature=0)) for prompt in prepared.prompts]
     with few(2):

@@ -43,12 +43,18 @@ class ByAdapter(Objective):
 
     @classmethod
     def of(cls, objective: Objective, adapters: tuple[str, ...]) -> "ByAdapter":
-        """Raises `UserError` for an objective that is not by sequence."""
+        """Raises `UserError` for an objective that is not by sequence, or whose `sums` are not those of its parts."""
         if not isinstance(objective, BySequence):
             raise UserError(
                 f"Train.objective is {type(objective).__name__}, which has no loss of each sequence by itself, and "
                 "LoRA.adapters are each trained by their own: set it to @NextToken(), @TextClassification() or one "
                 "of pairs, as @DPO(), or train one adapter, LoRA.adapters = ()"
+            )
+        sums, values = (_definer(type(objective), name) for name in ("sums", "values"))
+        if sums is not values and issubclass(sums, values):
+            raise UserError(
+                f"{sums.__name__} has `sums` of its own and the `values` of {values.__name__}, by which LoRA.adapters "
+                "are trained: say the same by `values` and `total`, or train one adapter, LoRA.adapters = ()"
             )
         return cls(objective, adapters)
 
@@ -96,6 +102,11 @@ class ByAdapter(Objective):
         """Name of each adapter → the batch, with weights for its own sequences alone."""
         numbers, weights = batch[ADAPTERS][:, None], batch["weights"]
         return {name: {**batch, "weights": jnp.where(numbers == k, weights, 0)} for k, name in enumerate(self.adapters)}
+
+
+def _definer(cls: type, name: str) -> type:
+    """The class from which a class has a method."""
+    return next(one for one in cls.__mro__ if name in vars(one))
 
 
 def _check_experts(module: Any) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -40,6 +40,15 @@ WHOSE = (
     [0, 0, 0, 0, 0, -1, 0, 0],  # nothing of the second
     [1, 1, 0, 1, 1, 0, 1, 1],
 )
+
+
+@dataclass(frozen=True)
+class Halved(NextToken):
+    """Says its sums and not what they are made of."""
+
+    def sums(self, module, batch, key=None):
+        found = super().sums(module, batch, key)
+        return replace(found, minimised={name: 0.5 * value for name, value in found.minimised.items()})
 
 
 def program(lora, layout=Layout({"data": 1}), optimizer=ADAMW, model=LLAMA, **more):
@@ -171,6 +180,7 @@ def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
             },
             ("Routing.bias_rate", "LoRA.adapters = ()"),
         ),
+        ({"objective": Halved()}, ("Halved has `sums` of its own", "LoRA.adapters = ()")),
         ({"optimizer": EMA(ADAMW)}, ("LoRA.adapters", "averaged")),
         ({"optimizer": Optax(optax.sgd, Constant(1e-3))}, ("LoRA.adapters", "Optax")),
         ({"layout": Layout({"pipe": 2}, microbatches=4, schedule=TwoBW())}, ("LoRA.adapters", "TwoBW")),

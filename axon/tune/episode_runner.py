@@ -106,11 +106,10 @@ class EpisodeRunner:
         has already are given to the environment again."""
         ids = start.prompt.ids
         for number in range(self.turns):
-            sampling = start.drawn(number)
-            room = min(sampling.tokens, self.positions - len(ids))
+            room = self.positions - len(ids)
             answer = self._answer(engine, start, ask, turns, ids, room)
             turns.append(Turn(answer))
-            if start.goes_on(answer, room):
+            if start.goes_on(number, answer, room):
                 return None
             if answer.finish is not Finish.STOP:
                 return False
@@ -119,7 +118,7 @@ class EpisodeRunner:
             start.check_said(number, said)
             said_ids = self._ids(engine, said)
             ids = (*ids, *answer.ids, *said_ids)
-            if number + 1 == self.turns or len(ids) + max(sampling.min_tokens, 1) > self.positions:
+            if number + 1 == self.turns or len(ids) + max(self.sampling.min_tokens, 1) > self.positions:
                 return False
             turns[-1] = Turn(answer, said, said_ids)
         raise AssertionError("an episode has a turn")

@@ -115,7 +115,7 @@ def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, sta
     if runner is not None:
         episodes = runner(engine.engine(state), starts, partial(checked, state=state))
     else:
-        requests = [start.request((), start.prompt.ids, start.drawn(0).tokens) for start in starts]
+        requests = [start.request((), start.prompt.ids) for start in starts]
         sampled = zip(starts, engine.answers(state, requests), strict=True)
         episodes = [_of_answer(engine, start, answer) for start, answer in sampled]
     engine.release()
@@ -124,4 +124,4 @@ def played(engine: PolicyEngine, runner: EpisodeRunner | None, state: State, sta
 
 def _of_answer(engine: PolicyEngine, start: Start, answer: Answer) -> Episode:
     whole = start.joined(0, start.prompt.ids, answer, engine.tokenizer)
-    return Episode.of_answer(whole, start.goes_on(whole, start.drawn(0).tokens))
+    return Episode.of_answer(whole, start.goes_on(0, whole))

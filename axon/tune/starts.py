@@ -45,27 +45,32 @@ class Start:
             return None
         return self.tokens + _count(self.turns) - _count(turns) - len(self.begun(len(turns)).ids)
 
-    def request(self, turns: Sequence[Turn], ids: tuple[int, ...], room: int) -> Request:
-        """For the rest of the answer after these turns, which end in the tokens `ids`; it has at most `room`."""
-        begun, left = self.begun(len(turns)).ids, self.left(turns)
-        tokens = room - len(begun) if left is None else min(room - len(begun), left)
-        return Request((*ids, *begun), replace(self.drawn(len(turns)), tokens=tokens))
+    def request(self, turns: Sequence[Turn], ids: tuple[int, ...], room: int | None = None) -> Request:
+        """For the rest of the answer after these turns, which end in the tokens `ids`; `room`: tokens of an answer
+        there, at most, besides what its sampling says."""
+        begun, left, sampling = self.begun(len(turns)).ids, self.left(turns), self.drawn(len(turns))
+        tokens = _most(sampling, room) - len(begun)
+        tokens = tokens if left is None else min(tokens, left)
+        return Request((*ids, *begun), sampling if tokens == sampling.tokens else replace(sampling, tokens=tokens))
 
     def joined(self, turn: int, ids: tuple[int, ...], answer: Answer, tokenizer: Tokenizer | None) -> Answer:
         """What there is of an answer after `ids`, with what was sampled now."""
-        begun, sampling = self.begun(turn), self.drawn(turn)
+        begun = self.begun(turn)
         if not begun.ids:
             return answer
         assert tokenizer is not None, "an answer that goes on has a text"
+        sampling = self.drawn(turn)
         stops = frozenset(sampling.stop_ids)
         text = Detokenizer(tokenizer, ids, ends=stops if sampling.ignore_eos else stops | tokenizer.ends)
         own = (*begun.ids, *answer.ids)
         logprobs = (*begun.logprobs, *answer.logprobs)
         return Answer(own, text.push(own) + text.finish(), answer.finish, logprobs, answer.error)
 
-    def goes_on(self, answer: Answer, room: int) -> bool:
-        """Whether an answer of at most `room` tokens is to go on in another step."""
-        return self.tokens is not None and answer.finish is Finish.LENGTH and len(answer.ids) < room
+    def goes_on(self, turn: int, answer: Answer, room: int | None = None) -> bool:
+        """Whether an answer is to go on in another step; `room`: as in `request`."""
+        if self.tokens is None or answer.finish is not Finish.LENGTH:
+            return False
+        return len(answer.ids) < _most(self.drawn(turn), room)
 
     def check_said(self, turn: int, said: Any) -> None:
         """Raise `ValueError` where an environment says something else to an answer than it did before."""
@@ -74,6 +79,10 @@ class Start:
                 f"step(state, answer) gives {said!r:.80} in a further step, and gave {self.turns[turn].said!r:.80} to "
                 "the same answers: must depend on its arguments alone"
             )
+
+
+def _most(sampling: Sampling, room: int | None) -> int:
+    return sampling.tokens if room is None else min(sampling.tokens, room)
 
 
 def _count(turns: Sequence[Turn]) -> int:

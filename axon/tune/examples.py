@@ -153,8 +153,10 @@ class Examples(ABC):
         write = self.writer(tokenizer, report)
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
         questions = Questions(tokenizer, self.held_out)
-        remarks, seen = Remarks(f"{type(self).__name__}.seq = {self.seq}", self.duplicates), set[bytes]()
+        limit, seen = f"{type(self).__name__}.seq = {self.seq}", set[bytes]()
+        remarks = Remarks(limit, self.duplicates, {*self.columns.values()})
         for read, conversations in self._conversations():
+            remarks.unread.difference_update(read.record)
             documents = tuple(
                 EMPTY if one is None else self.document(write(one, read.where), read) for one in conversations
             )

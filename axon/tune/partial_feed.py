@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -62,8 +61,5 @@ class PartialRolloutFeed(RolloutFeed):
         return {"pending": [one.saved() for one in self._pending]} if self._pending else {}
 
     def _restored(self) -> Iterator[PartialBatch]:
-        waiting = self._context.saved.get("pending", ())
-        numbers = [*islice(self._context.numbers(), len(waiting))]
-        if [one["number"] for one in waiting] == numbers:
-            for number, one in zip(numbers, waiting, strict=True):
-                yield self._parts.begun(number, self._order.batch(number), one["episodes"])
+        for one in self._waiting("episodes"):
+            yield self._parts.begun(one["number"], self._order.batch(one["number"]), one["episodes"])

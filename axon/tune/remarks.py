@@ -11,14 +11,16 @@ SHOWN = 3
 @dataclass(frozen=True)
 class Remarks:
     """Where examples are that are too long, by what is done with them, those that are there already, and those whose
-    question is, in another writing.
+    question is, in another writing; and columns that no record has.
 
     Args:
         limit: what an example of more positions than is too long. duplicates: what is done with those of `repeated`.
+        unread: columns that were named, and that no record so far has.
     """
 
     limit: str
     duplicates: Literal["keep", "drop"]
+    unread: set[str] = field(default_factory=set)
     too_long: Mapping[str, list[str]] = field(default_factory=lambda: {"dropped": [], "cut": []})
     repeated: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
@@ -30,6 +32,8 @@ class Remarks:
         yield from _line(self.repeated, f"are there already, id for id, and are {kept}")
         writing = "have the question of others but for case, white space or Unicode's forms, and are in their split"
         yield from _line(self.rewritten, writing)
+        if self.unread:
+            yield f"columns that are named in `columns`, and no record has: {', '.join(sorted(self.unread))}"
 
 
 def _line(places: Sequence[str], what: str) -> Iterator[str]:

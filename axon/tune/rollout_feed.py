@@ -1,7 +1,7 @@
 """`RolloutFeed`, batches of the answers that a run's model samples."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -79,10 +79,21 @@ class RolloutFeed(Feed):
         return {"pending": waiting} if waiting else {}
 
     def _restored(self) -> Iterator[Any]:
-        """The batches that waited when the checkpoint was written, unless other ones are to be trained on now."""
-        waiting = [Drawn.restored(one) for one in self._context.saved.get("pending", ())]
-        if [one.number for one in waiting] == [*islice(self._context.numbers(), len(waiting))]:
-            yield from map(done, waiting)
+        """The batches that waited when the checkpoint was written, as they are to wait now."""
+        return (done(Drawn.restored(one)) for one in self._waiting("arrays"))
+
+    def _waiting(self, field: str) -> Sequence[Mapping[str, Any]]:
+        """What was saved of each batch that waited when the checkpoint was written, `field` with it; nothing, which is
+        said, where other batches are to be trained on now, or an earlier version of Axon saved them in another form."""
+        waiting = self._context.saved.get("pending", ())
+        numbers = islice(self._context.numbers(), len(waiting))
+        if all(one["number"] == number and field in one for number, one in zip(numbers, waiting, strict=True)):
+            return waiting
+        self._context.report(
+            f"answers that waited in the checkpoint ({len(waiting)} batches of them) are not of the batches that are "
+            "trained on now: those are sampled anew"
+        )
+        return ()
 
     def _begin(self, state: State, number: int) -> Future[Drawn] | Later:
         """Batch `number`, sampled by the state's weights. Its rewards are asked in a thread, unless redraws or what the

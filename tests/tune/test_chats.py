@@ -129,6 +129,14 @@ def test_no_example_is_divided_lost_or_repeated_by_packing(rng):
         assert all(len(row) <= most and sum(sizes[one] - 1 for one in row) <= 40 for row in rows)
 
 
+@pytest.mark.parametrize("column", ["rules", "ruels"])
+def test_a_column_that_is_named_and_no_record_has_is_said(column, tmp_path, caches):
+    records, lines = [{"prompt": "a", "completion": "b", "rules": "c"}, {"prompt": "d", "completion": "e"}], []
+    chats(tmp_path / "x.jsonl", records, columns={"system": column}).prepare(lines.append)
+    said = [line for line in lines if "no record has: ruels" in line]
+    assert len(said) == (column == "ruels")
+
+
 @pytest.mark.parametrize(("long", "kept"), [("drop", 1), ("cut", 2)])
 def test_long_examples_are_dropped_or_cut_and_named_and_a_cut_answer_learns_no_end(long, kept, tmp_path, caches):
     records = [

@@ -117,6 +117,17 @@ def test_an_environment_that_says_something_else_in_a_further_step_costs_its_epi
     assert min(failed[1:]) > 0
 
 
+def test_answers_that_waited_in_a_checkpoint_of_an_earlier_form_are_sampled_anew(made, learning, states):
+    """`answers`, as of versions without episodes."""
+    lines = []
+    saved = {"pending": [{"number": number, "answers": [{"ids": [1]}]} for number in (1, 2)]}
+    context = FeedContext(7, made.runtime, start=1, saved=saved, objective=GRPO(), report=lines.append)
+    feed = learning.data.prepare(lines.append).feed
+    with feed(context) as old, feed(replace(context, saved={})) as new:
+        jax.tree.map(np.testing.assert_array_equal, old.draw(states[1]), new.draw(states[1]))
+    assert any("waited in the checkpoint (2 batches" in line for line in lines)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_processes_that_sample_continue_what_the_run_would(world, made, learning, states, tmp_path, monkeypatch):

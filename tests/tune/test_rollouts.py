@@ -172,8 +172,11 @@ def test_batches_that_waited_and_are_left_out_since_are_not_trained_on(one, prep
     with stale.feed(FeedContext(7, one.runtime)) as feed:
         feed.draw(state)
         saved = feed.saved()
-    with stale.feed(FeedContext(7, one.runtime, start=1, left_out=(1,), saved=saved)) as feed:
+    lines = []
+    context = FeedContext(7, one.runtime, start=1, left_out=(1,), saved=saved, report=lines.append)
+    with stale.feed(context) as feed:
         batch = feed.draw(state)
+    assert any("waited in the checkpoint (1 batches" in line and "sampled anew" in line for line in lines)
     with prepared.feed(FeedContext(7, one.runtime, start=2)) as feed:
         for name, array in feed.draw(state).items():
             np.testing.assert_array_equal(batch[name], array, err_msg=name)

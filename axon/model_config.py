@@ -25,6 +25,13 @@ class PoolerConfig(TextConfig, Protocol):
 
 
 @runtime_checkable
+class TypedConfig(TextConfig, Protocol):
+    """One that embeds the types of tokens, so many, as of the first and the second text of a pair."""
+
+    types: int
+
+
+@runtime_checkable
 class ImageConfig(Protocol):
     """A model of images: of height and width `image`, each `seq` positions, in one of `classes`."""
 

@@ -29,8 +29,8 @@ def validate(
         axes_used: returns all axes that the model names, `seq.residual` among them; called only where a row or a mesh
             axis has no effect on the arrays above.
     """
-    arrays = {**{f"parameter {path}": spec for path, spec in parameters.items()}, "the batch": batch}
-    found = [(problem, where) for where, spec in arrays.items() for problem in _array_problems(placement, spec)]
+    found = _of_parameters(placement, parameters)
+    found += [(problem, "the batch") for problem in _array_problems(placement, batch)]
     known = {problem for problem, _ in found}
     streams = [(p, where) for where, spec in activations.items() for p in _array_problems(placement, spec, KINDS[:1])]
     problems = _lines([*found, *((problem, where) for problem, where in streams if problem not in known)])
@@ -53,13 +53,16 @@ def validate_program(
     Args:
         parameters, axes_used: see `validate`. activations: some of the axes of its other arrays.
     """
-    arrays = {f"parameter {path}": spec for path, spec in parameters.items()}
-    found = [(problem, where) for where, spec in arrays.items() for problem in _array_problems(placement, spec)]
-    problems = _lines(found) or without_effect(
+    problems = _lines(_of_parameters(placement, parameters)) or without_effect(
         placement, {n for s in parameters.values() for n in s.axes}, activations, axes_used
     )
     if problems:
         raise LayoutError("\n".join(problems))
+
+
+def _of_parameters(placement: Placement, parameters: Mapping[str, ArraySpec]) -> list[tuple[str, str]]:
+    """(problem, where it is) of each parameter."""
+    return [(p, f"parameter {path}") for path, spec in parameters.items() for p in _array_problems(placement, spec)]
 
 
 def _lines(found: Sequence[tuple[str, str]]) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError, suggest
+from axon.model_config import TypedConfig
 from axon.serve.chat_turns import Turns
 from axon.train.text_classification import TYPES, TextClassification
 from axon.tune.examples import Examples, PreparedExamples, Read
@@ -16,7 +17,6 @@ from axon.tune.formats import LABELLED_TEXTS, Conversation, Format
 from axon.tune.packing import Document, Example
 from axon.tune.split import Split
 from axon.tune.text_pairs import with_end
-from models.bert import Bert
 from models.heads import TextClassifier, check_labels
 
 
@@ -112,16 +112,19 @@ class LabelledTexts(Examples):
             )
 
     def check_model(self, model: Any, splits: Mapping[str, Split]) -> None:
-        if isinstance(model, TextClassifier) and model.labels != self.labels:
+        if not isinstance(model, TextClassifier):
+            return
+        if model.labels != self.labels:
             raise UserError(
                 f"LabelledTexts.labels is {self.labels}, and TextClassifier.labels {model.labels}: set both to the same"
             )
         documents = (one for split in splits.values() for example in split.examples for one in example.documents)
         types = max((int(one.more[TYPES].max()) + 1 for one in documents if one.more), default=1)
-        if isinstance(model, TextClassifier) and isinstance(model.model, Bert) and types > model.model.types:
+        if isinstance(model.model, TypedConfig) and types > model.model.types:
             raise UserError(
-                f"LabelledTexts.sources have pairs of texts, whose tokens are of {types} types, and Bert.types is "
-                f"{model.model.types}: set it to {types}, or give a column of single texts"
+                f"LabelledTexts.sources have pairs of texts, whose tokens are of {types} types, and "
+                f"{type(model.model).__name__}.types is {model.model.types}: set it to {types}, or give a column of "
+                "single texts"
             )
 
     def _number(self, label: Any, where: str) -> int:

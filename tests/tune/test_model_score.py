@@ -73,7 +73,7 @@ def scores_alone(learning, few, values, rows):
     def score(values, tokens):
         module, positions = runtime.bind(values), jnp.arange(tokens.shape[1])[None]
         hidden = module.hidden(Inputs(tokens, positions, jnp.zeros_like(tokens)))[0]
-        return hidden[0, -1] @ module.score.value
+        return hidden[0, -1] @ module.score[...]
 
     with few(1):
         runtime = Runtime(learning.references["scorer"].model, Layout())

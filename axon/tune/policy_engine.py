@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -122,7 +123,9 @@ def _like(runtime: Runtime, layout: Layout, devices: Sequence[Any] | None = None
 
 
 def _on(runtime: Runtime, placement: Placement) -> Runtime:
-    shared = {"precision": runtime.precision, "transforms": runtime.transforms}
+    """The same model there, carried out as by the run, but for what waits on the host: all of it on the devices."""
+    execution = replace(runtime.execution, host=(), disk={})
+    shared = {"precision": runtime.precision, "transforms": runtime.transforms, "execution": execution}
     return Runtime(runtime.model, placement.layout, placement=placement, **shared)
 
 

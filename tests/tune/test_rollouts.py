@@ -299,6 +299,16 @@ def test_weights_are_moved_to_another_layout_and_answer_as_before(rolling, prepa
     assert gate.addressable_shards[0].data.shape[-1] == gate.shape[-1] // 2
 
 
+@pytest.mark.parametrize("layout", [Layout({"tensor": 2}), None], ids=["moved", "split"])
+def test_answers_are_carried_out_as_the_run_says_but_for_what_waits_on_the_host(layout, rolling, prepared, few):
+    execution = Execution(host=("params",), kernels={"attention": "reference"})
+    with few(2):
+        made = program(replace(rolling, layout=Layout({"data": 2}), execution=execution))
+    engine = PolicyEngine(made.runtime, layout, prepared.tokenizer, Capacity(4, length=32))
+    assert {one.execution.kernels["attention"] for one in (engine.runtime, *engine.runtimes)} == {"reference"}
+    assert not engine.runtime.execution.host
+
+
 @pytest.mark.parametrize("layout", [Layout({"tensor": 2}), Layout({"data": 2})], ids=["moved", "split"])
 def test_weights_that_were_moved_are_given_back_with_the_pages(layout, rolling, prepared, few, begun, rng):
     """Those that train are not, and answer again."""

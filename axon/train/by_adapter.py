@@ -50,11 +50,12 @@ class ByAdapter(Objective):
                 "LoRA.adapters are each trained by their own: set it to @NextToken(), @TextClassification() or one "
                 "of pairs, as @DPO(), or train one adapter, LoRA.adapters = ()"
             )
-        sums, values = (_definer(type(objective), name) for name in ("sums", "values"))
-        if sums is not values and issubclass(sums, values):
+        sums, *parts = (_definer(type(objective), name) for name in ("sums", "values", "total"))
+        if sums is not BySequence and {*parts} != {sums}:
             raise UserError(
-                f"{sums.__name__} has `sums` of its own and the `values` of {values.__name__}, by which LoRA.adapters "
-                "are trained: say the same by `values` and `total`, or train one adapter, LoRA.adapters = ()"
+                f"Train.objective is {type(objective).__name__}, whose `sums` are those of {sums.__name__}, and not of "
+                "its `values` and `total`, by which LoRA.adapters are trained: leave `sums` to BySequence, or train "
+                "one adapter, LoRA.adapters = ()"
             )
         return cls(objective, adapters)
 

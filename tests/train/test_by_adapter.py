@@ -51,6 +51,15 @@ class Halved(NextToken):
         return replace(found, minimised={name: 0.5 * value for name, value in found.minimised.items()})
 
 
+@dataclass(frozen=True)
+class OtherValues(NextToken):
+    """Has other values than its sums are made of."""
+
+    def values(self, module, batch, key=None):
+        (nll, lse), auxiliary = super().values(module, batch, key)
+        return (0.5 * nll, lse), auxiliary
+
+
 def program(lora, layout=Layout({"data": 1}), optimizer=ADAMW, model=LLAMA, **more):
     more = {"objective": NextToken(z_loss=0.1), "transforms": (lora,)} | more
     devices = jax.devices()[: math.prod(layout.mesh.values())]
@@ -180,7 +189,8 @@ def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
             },
             ("Routing.bias_rate", "LoRA.adapters = ()"),
         ),
-        ({"objective": Halved()}, ("Halved has `sums` of its own", "LoRA.adapters = ()")),
+        ({"objective": Halved()}, ("Halved", "leave `sums` to BySequence", "LoRA.adapters = ()")),
+        ({"objective": OtherValues()}, ("OtherValues", "`sums` are those of NextToken", "LoRA.adapters = ()")),
         ({"optimizer": EMA(ADAMW)}, ("LoRA.adapters", "averaged")),
         ({"optimizer": Optax(optax.sgd, Constant(1e-3))}, ("LoRA.adapters", "Optax")),
         ({"layout": Layout({"pipe": 2}, microbatches=4, schedule=TwoBW())}, ("LoRA.adapters", "TwoBW")),

@@ -28,7 +28,7 @@ SEVERAL = Part(
     "train one adapter, LoRA.adapters = ()",
     frozenset({SKIPS}),
     {
-        LATE: "an adapter without sequences in a batch would go on with other gradients than alone",
+        LATE: "an adapter without sequences in a batch would be stepped by other gradients than alone",
         REPLICAS: "between outer steps a replica would step an adapter of which it has no sequence",
         AVERAGES: "the parameters of one adapter are not averaged apart from those of others",
         ACROSS_LAYERS: "each adapter has an optimizer of its own, which is given its parameters alone",

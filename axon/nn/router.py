@@ -81,7 +81,7 @@ class Routing:
 
     @property
     def of_all_tokens(self) -> tuple[str, ...]:
-        """Those of its fields that are set by which training depends on all tokens of the batch at once."""
+        """The fields that are set, and by which training depends on all tokens of the batch at once."""
         rates = {
             "bias_rate": self.bias_rate,
             "sequence_loss": self.sequence_loss,

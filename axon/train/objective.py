@@ -209,7 +209,7 @@ class NextToken(BySequence):
         return Sums({"next_token": loss}, {"loss": jnp.sum(batch["weights"] * nll)})
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
-        """As of `BySequence`, without what each token has: in blocks of tokens."""
+        """The sums of `BySequence`, in blocks of tokens, so that no array has the values of all tokens."""
         x, _, auxiliary = module.hidden(self.inputs(batch, key))
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
         return Sums({"next_token": loss}, {"loss": nll}).with_auxiliary(auxiliary)

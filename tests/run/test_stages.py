@@ -32,10 +32,12 @@ def test_folders_stand_in_the_place_of_stages_wherever_a_run_is_named(tiny):
     [
         ({"init_from": "stage:bas"}, ("Train.init_from", "'stage:bas'", "'base'")),
         ({"init_from": InitFrom("stage:x")}, ("InitFrom.source", "'stage:x'")),
+        ({"run_dir": "runs/stage"}, ("'base'", "one folder, 'runs/stage'", "--run-dir", "base/Train.run_dir")),
     ],
 )
-def test_a_stage_that_is_not_there_is_named_before_anything_runs(fields, said, tiny):
-    train = replace(tiny, stages={"base": tiny}, run_dir="runs/x", **fields)
+def test_a_stage_that_is_not_there_or_shares_a_folder_is_named_before_anything_runs(fields, said, tiny):
+    stages = {"base": replace(tiny, run_dir="runs/stage")}
+    train = replace(tiny, **{"stages": stages, "run_dir": "runs/x", **fields})
     with pytest.raises(UserError) as error:
         with_stages_done(train, lambda one: None, lambda stage: pytest.fail("ran"))
     for part in said:

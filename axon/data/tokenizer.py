@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -94,13 +95,19 @@ class Tokenizer:
 
     def pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """The ids of two texts as one document, and the type of each, as the tokenizer's template joins them: BERT's
-        are 0 in `[CLS] first [SEP]`, and 1 in `second [SEP]`. Raises `UserError` for a tokenizer without a template."""
+        are 0 in `[CLS] first [SEP]`, and 1 in `second [SEP]`. Raises `UserError` for a tokenizer without a template,
+        and for a template that has no token between them."""
         if self._template is None:
             raise UserError(
                 "a pair of texts is joined by the template of a tokenizer.json, as TokenizerFile.prompts = 'template' "
                 "uses it: set that, or write both into one text"
             )
         joined = self._template.encode(first, second)
+        if (0, 1) in pairwise(joined.sequence_ids):
+            raise UserError(
+                "the tokenizer's template puts no token between the two texts of a pair: write both into one text, "
+                "with what is to be between them"
+            )
         return joined.ids, joined.type_ids
 
     def continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:

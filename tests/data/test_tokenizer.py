@@ -131,12 +131,12 @@ def test_pieces_change_nothing_where_no_word_is_cut(texts, monkeypatch):
     assert Bpe(500).train(iter(written)).to_json() == plain.to_json()
 
 
-def with_template(trained, tmp_path):
-    """A file whose template puts `<|endoftext|>` before a text."""
+def with_template(trained, tmp_path, pair="$A $B:1"):
+    """A file whose template puts `<|endoftext|>` before a text, and joins two as `pair`."""
     inner = tokenizers.Tokenizer.from_str(trained.to_json())
     inner.add_special_tokens(["<end>"])
     inner.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", trained.bos)]
+        single="<|endoftext|> $A", pair=pair, special_tokens=[("<|endoftext|>", trained.bos)]
     )
     inner.save(str(tmp_path / "tokenizer.json"))
     return str(tmp_path / "tokenizer.json")
@@ -148,6 +148,19 @@ def test_a_prompt_has_the_special_tokens_of_the_template(trained, tmp_path):
     assert ours.prompt("ab") == theirs.prompt("ab") == [trained.bos, *trained.encode("ab")]
     assert theirs.prompt("a<end>b")[2] == theirs.vocab - 1  # as `transformers` reads it
     assert theirs.vocab - 1 not in theirs.encode("a<end>b")
+
+
+def test_two_texts_are_joined_by_a_template_that_has_a_token_between_them(trained, tmp_path):
+    path = with_template(trained, tmp_path, "<|endoftext|> $A <|endoftext|>:1 $B:1")
+    first, second = (trained.encode(text) for text in ("a b", "c"))
+    ids, types = TokenizerFile(path, prompts="template").load().pair("a b", "c")
+    assert ids == [trained.bos, *first, trained.bos, *second]
+    assert types == [0] * (1 + len(first)) + [1] * (1 + len(second))
+    with pytest.raises(UserError, match=r"TokenizerFile\.prompts = 'template'"):
+        TokenizerFile(path).load().pair("a b", "c")
+    for pair in ("$A $B:1", "<|endoftext|> $A $B:1"):  # the first is what `tokenizers` has where a file says none
+        with pytest.raises(UserError, match="no token between the two texts"):
+            TokenizerFile(with_template(trained, tmp_path, pair), prompts="template").load().pair("a b", "c")
 
 
 def test_text_ends_at_the_tokens_that_end_it(trained, tmp_path, texts):

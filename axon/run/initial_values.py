@@ -1,6 +1,6 @@
 """The parameters that a run starts with, where some are of another model."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -68,8 +68,9 @@ class InitialValues:
     def _has_tokens(self, runtime: Runtime) -> bool:
         return any(base(axis) == "vocab" for path in self.taken for axis in runtime.declared[path].axes)
 
-    def read(self, runtime: Runtime, seed: int, report: Report) -> dict[str, Any]:
-        """All parameters, nested by path: those that are taken read straight into their shards, the others drawn."""
+    def read(self, runtime: Runtime, seed: int, report: Report, frozen: Collection[str] = ()) -> dict[str, Any]:
+        """All parameters, nested by path: those that are taken read straight into their shards, the others drawn.
+        `frozen`: paths of those that the run does not train, of which none should be drawn; reported."""
         read = self.source.read(runtime, self.taken)
         values = flattened(nested({path: runtime.derived(path, read.pop(path)) for path in tuple(read)}))
         if self.init_from.adapter is not None:
@@ -77,6 +78,11 @@ class InitialValues:
         rest = [path for path in runtime.parameters if path not in values]
         values |= flattened(runtime.initialise_parameters(seed, rest))
         report(f"parameters from {self.init_from.source}{_rest_text(rest, len(values))}")
+        if untrained := [path for path in rest if path in frozen]:
+            report(
+                f"frozen, so that they keep their initial values: {_listed(untrained)}. Begin from a model that has "
+                "them, or train them too: beside one adapter by LoRA.others"
+            )
         return nested({path: values[path] for path in runtime.parameters})
 
 
@@ -91,5 +97,9 @@ def _without_replaced(offered: Mapping[str, Any], module: Any, report: Report) -
 def _rest_text(rest: list[str], total: int) -> str:
     if not rest:
         return ""
-    more = f", and {len(rest) - SHOWN} more" if len(rest) > SHOWN else ""
-    return f": {total - len(rest)} of {total}; initial values for {', '.join(rest[:SHOWN])}{more}"
+    return f": {total - len(rest)} of {total}; initial values for {_listed(rest)}"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = f", and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return ", ".join(paths[:SHOWN]) + more

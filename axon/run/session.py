@@ -45,7 +45,7 @@ from axon.serve.offline import write
 from axon.serve.request import Request
 from axon.serve.text_model import check_request
 from axon.train.loop import Record
-from axon.train.optimizers import schedule_notices
+from axon.train.optimizers import frozen_paths, schedule_notices
 from axon.train.state import State
 from axon.train.step import Program
 
@@ -226,7 +226,8 @@ class Session:
             self.extra = {}
             if source is None:
                 return program.init(), 0, 0
-            return program.begin(source.read(program.runtime, self.train.seed, self.report)), 0, 0
+            frozen = frozen_paths(program.optimizer, program.parameters)
+            return program.begin(source.read(program.runtime, self.train.seed, self.report, frozen)), 0, 0
         if lost := lost_in_flight(extra, program):
             self.report(lost)
         self.extra = extra

@@ -21,6 +21,7 @@ from axon.checkpoint.huggingface.tokenizer import SETTINGS
 from axon.checkpoint.huggingface.weights import SINGLE
 from axon.data import JsonLines, TokenizerFile
 from axon.errors import UserError
+from axon.nn.lora import LoRA
 from axon.run import Hub, HubTokenizer, InitFrom
 from axon.run.convert import convert
 from axon.run.export import export_model
@@ -111,15 +112,18 @@ def test_the_next_token_is_not_trained_where_a_model_has_another_part_in_the_pla
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_the_head_of_a_language_model_is_not_taken_where_another_stands_in_its_place(trained, records, do, tmp_path):
+def test_a_head_in_the_place_of_a_language_models_is_begun_anew_and_said_to_be_frozen(trained, records, do, tmp_path):
     short = {"steps": 1, "sample": None, "evaluation": None}
     model = replace(trained.train.model, tied=False)
     ran = do(replace(trained.train, model=model, **short), tmp_path / "base")
     start = InitFrom(str(ran.folder), ("*", "!score"))
     scored = replace(of("pairs", trained, records), model=RewardModel(model), init_from=start, **short)
+    scored = replace(scored, transforms=(LoRA(rank=2),))
     lines = do(scored, tmp_path / "scored").lines
     assert "not taken: head, in whose place this model has its score" in lines
-    assert any("initial values for score" in line for line in lines)
+    (said,) = [line for line in lines if line.startswith("frozen")]
+    assert "initial values: score. " in said
+    assert "LoRA.others" in said
 
 
 def refused_by_name(hub, tmp_path):
@@ -245,6 +249,7 @@ def test_an_encoder_without_a_pooler_says_that_it_begins_anew(bert, records, tin
         do(train, tmp_path / "refused")
     ran = do(classifier_of(tmp_path / "plain", records, tiny, others=("!pooler/*",)), tmp_path / "run")
     assert any("initial values for classifier, classifier_bias, pooler/dense" in line for line in ran.lines)
+    assert not any(line.startswith("frozen") for line in ran.lines)
 
 
 def test_padding_is_no_token_in_which_a_text_ends(trained, records, do, few, tmp_path):

@@ -1,4 +1,4 @@
-"""`Start`, where an episode begins or goes on, and what its answers are once they do."""
+"""`Start`, where an episode begins or continues, and what its answers are then."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ EMPTY = Answer((), "", Finish.LENGTH)
 
 @dataclass(frozen=True)
 class Start:
-    """Where an episode begins, or goes on.
+    """Where an episode begins, or continues.
 
     Args:
         prompt: of the episode. sampling: how its request `k` is drawn, `sampling(k)`.
-        turns: what it has already; an answer of the last that has not ended goes on. parts: in how many steps these
+        turns: what it has already; an answer of the last that has not ended continues. parts: in how many steps these
             were sampled. tokens: to sample now, at most; None: to the episode's end.
     """
 
@@ -36,7 +36,7 @@ class Start:
         return self.turns[turn].answer if turn < len(self.turns) else EMPTY
 
     def drawn(self, turn: int) -> Sampling:
-        """How a turn is drawn now: with noise of its own, also where it goes on."""
+        """How a turn is drawn now: with noise of its own, also where it continues."""
         return self.sampling(turn + self.parts)
 
     def left(self, turns: Sequence[Turn]) -> int | None:
@@ -58,7 +58,7 @@ class Start:
         begun = self.begun(turn)
         if not begun.ids:
             return answer
-        assert tokenizer is not None, "an answer that goes on has a text"
+        assert tokenizer is not None, "an answer that continues has a text"
         sampling = self.drawn(turn)
         stops = frozenset(sampling.stop_ids)
         text = Detokenizer(tokenizer, ids, ends=stops if sampling.ignore_eos else stops | tokenizer.ends)
@@ -67,7 +67,7 @@ class Start:
         return Answer(own, text.push(own) + text.finish(), answer.finish, logprobs, answer.error)
 
     def goes_on(self, turn: int, answer: Answer, room: int | None = None) -> bool:
-        """Whether an answer is to go on in another step; `room`: as in `request`."""
+        """Whether an answer is to continue in another step; `room`: as in `request`."""
         if self.tokens is None or answer.finish is not Finish.LENGTH:
             return False
         return len(answer.ids) < _most(self.drawn(turn), room)

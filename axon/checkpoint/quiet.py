@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SETTLE_SECONDS = 0.2
+SETTLE_SECONDS = 0.2
+"""So long after an error Orbax's threads still speak of it."""
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def quiet_read() -> Iterator[None]:
         with quiet_log():
             yield
     except BaseException:
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(SETTLE_SECONDS)
         gc.collect()
         raise
     finally:

@@ -1,6 +1,7 @@
 """Saving checkpoints while training goes on."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -16,7 +17,7 @@ from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.keep import Checkpoints, steps_to_keep
 from axon.checkpoint.orbax import ArrayTree, saving, training
 from axon.checkpoint.ownership import RUN, STEP, is_checkpoint, obstacle, remove, sweep
-from axon.checkpoint.quiet import quiet_log
+from axon.checkpoint.quiet import SETTLE_SECONDS, quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
 from axon.checkpoint.set_aside import newest_intact
 from axon.checkpoint.tree import flat, storable, unpadded
@@ -168,6 +169,9 @@ class Store(Reader):
         """Waits as `wait` does, then closes the folder."""
         try:
             self.wait()
+        except CheckpointError:
+            time.sleep(SETTLE_SECONDS)
+            raise
         finally:
             self._deleting.shutdown()
             with self._quiet:

@@ -244,7 +244,7 @@ def test_priorities_cancellations_shared_prefixes_and_guesses_change_no_token(mo
         assert ids == likeliest(*parts, request.prompt, ids)
     stats = engine.stats()
     assert stats.preemptions or model == "windowed"
-    assert stats.prefix_hits
+    assert stats.prefix_hits or model == "windowed"  # whose pages are freed behind the window
 
 
 QWEN3_NEXT = Qwen3Next(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from axon.composition import ACROSS_LAYERS, HOST, REPLAYS, REPLICAS, SKIPS, STAGES, Part
@@ -91,6 +91,11 @@ class Execution:
                 f"{min(both)!r} is in both Execution.host, the host's memory, and Execution.disk: choose one. Take it "
                 "out of Execution.host, or set Execution.disk to {}"
             )
+
+    @property
+    def on_devices(self) -> "Execution":
+        """The same with all arrays on the devices, none in the host's memory or on a disk."""
+        return replace(self, host=(), disk={})
 
     @property
     def composition(self) -> tuple[Part, ...]:

@@ -134,7 +134,7 @@ def runtime_of(
         return _on(train, train.layout, first_devices(train.layout), weights, transforms)
     except LayoutError as error:
         report(f"on one device, as the run's layout does not fit here: {str(error).splitlines()[0]}")
-        train = replace(train, execution=replace(train.execution, host=(), disk={}))
+        train = replace(train, execution=train.execution.on_devices)
         return _on(train, one_device(train.layout), jax.devices()[:1], weights, transforms)
 
 

@@ -25,7 +25,7 @@ from axon.train.optimizers import Optimizer, Parameters, Schedule, frozen_paths
 from axon.train.update import clipped
 
 LOSS, ACCURACY = "loss/", "accuracy/"
-"""What the names of an adapter's metrics begin with."""
+"""Prefixes of the names of an adapter's metrics."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class ByAdapter(Objective):
         return cls(objective, adapters)
 
     @property
-    def unit(self) -> str:  # type: ignore[override]
+    def unit(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.objective.unit
 
     @property
-    def references(self) -> frozenset[str]:  # type: ignore[override]
+    def references(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.objective.references
 
     def specs(self, batch: int, seq: int) -> Specs:

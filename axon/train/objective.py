@@ -148,7 +148,7 @@ class BySequence(Objective):
 
     @abstractmethod
     def values(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> tuple[Any, Auxiliary]:
-        """What the sums are made of, arrays with a first axis `batch`; and the auxiliary terms. Arguments as of
+        """Arrays with a first axis `batch`, of which the sums are made; and the auxiliary terms. Arguments as of
         `sums`."""
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Frozen models beside the one that is trained: by name, on the same mesh, in no state and in no optimizer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
@@ -59,7 +59,7 @@ class References:
                 f"Train.references has {unused[0]!r}, and {type(objective).__name__} and Train.data use "
                 f"{', '.join(map(repr, sorted(needed))) or 'no frozen model'}: leave it out"
             )
-        execution = replace(like.execution, host=(), disk={})
+        execution = like.execution.on_devices
         shared = {"precision": like.precision, "execution": execution, "placement": like.placement, "seq": seq}
         named = {name: models[name] for name in sorted(needed)}
         bases = [name for name, model in named.items() if isinstance(model, AdaptersOff)]

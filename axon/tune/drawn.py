@@ -36,7 +36,7 @@ class Drawn:
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "Drawn":
-        """What `saved` gave."""
+        """The batch that `saved` wrote."""
         with np.load(io.BytesIO(base64.b64decode(saved["arrays"])), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return cls(saved["number"], saved["step"], arrays, saved["metrics"])

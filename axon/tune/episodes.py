@@ -34,7 +34,7 @@ class Turn:
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "Turn":
-        """What `saved` gave."""
+        """The turn that `saved` wrote."""
         ids = tuple(saved["ids"])
         logprobs = tuple(map(TokenLogprob, ids, saved["logprobs"]))
         return cls(
@@ -72,7 +72,7 @@ class Episode:
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "Episode":
-        """What `saved` gave."""
+        """The episode that `saved` wrote."""
         reward = math.nan if saved["reward"] is None else saved["reward"]
         error = None if saved["error"] is None else RuntimeError(saved["error"])
         return cls(tuple(map(Turn.restored, saved["turns"])), saved["ended"], reward, error, saved["goes_on"])

@@ -49,7 +49,7 @@ class PartialEpisode:
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "PartialEpisode":
-        """What `saved` gave."""
+        """The episode that `saved` wrote."""
         return cls(Episode.restored(saved["episode"]), saved["versions"], saved["parts"])
 
 
@@ -127,4 +127,4 @@ class PartialSampler:
 
 
 def _nothing() -> None:
-    """What is waited for where nothing is being sampled."""
+    """A wait for nothing."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -123,8 +122,8 @@ def _like(runtime: Runtime, layout: Layout, devices: Sequence[Any] | None = None
 
 
 def _on(runtime: Runtime, placement: Placement) -> Runtime:
-    """The same model there, carried out as by the run, but for what waits on the host: all of it on the devices."""
-    execution = replace(runtime.execution, host=(), disk={})
+    """The runtime of the same model there, carried out as by the run, with all of its arrays on the devices."""
+    execution = runtime.execution.on_devices
     shared = {"precision": runtime.precision, "transforms": runtime.transforms, "execution": execution}
     return Runtime(runtime.model, placement.layout, placement=placement, **shared)
 

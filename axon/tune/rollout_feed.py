@@ -83,7 +83,7 @@ class RolloutFeed(Feed):
         return (done(Drawn.restored(one)) for one in self._waiting("arrays"))
 
     def _waiting(self, field: str) -> Sequence[Mapping[str, Any]]:
-        """What was saved of each batch that waited when the checkpoint was written, `field` with it; nothing, which is
+        """The saved form of each batch that waited when the checkpoint was written, `field` in it; none, which is
         said, where other batches are to be trained on now, or an earlier version of Axon saved them in another form."""
         waiting = self._context.saved.get("pending", ())
         numbers = islice(self._context.numbers(), len(waiting))

@@ -53,8 +53,7 @@ class SamplerSetup:
     ) -> "SamplerSetup":
         """Of the model that is trained; `layout`: where each axis lives, None: as it is trained."""
         layout = layout.with_axes_of(trained.layout) if layout is not None else trained.layout
-        execution = replace(trained.execution, host=(), disk={})
-        parts = trained.model, layout, trained.precision, execution, trained.transforms
+        parts = trained.model, layout, trained.precision, trained.execution.on_devices, trained.transforms
         return cls(weights, *parts, tokenizer, capacity, runner and replace(runner, report=say))
 
     def sampler(self) -> "Sampler":

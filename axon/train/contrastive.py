@@ -54,8 +54,8 @@ class InfoNCE(CoupledExamples):
         chosen = self.of_answers(batch) if self.pooling == "mean" else self.last_of_answers(batch)
         pooled = axes.einsum("batch seq _text, batch seq.residual _embed -> batch _text _embed", chosen, x)
         pooled = pooled.astype(jnp.float32)
-        length = jnp.sqrt(jnp.sum(jnp.square(pooled), axis=-1, keepdims=True))
-        unit = pooled / jnp.where(length > 0, length, 1)
+        square = jnp.sum(jnp.square(pooled), axis=-1, keepdims=True)
+        unit = pooled / jnp.sqrt(jnp.where(square > 0, square, 1))  # the root's gradient at 0, of no text, is infinite
         return {EMBEDDINGS: unit.reshape(-1, self.room, self.sides, unit.shape[-1])}, auxiliary
 
     def coupled(self, features: Features, batch: Batch) -> Sums:

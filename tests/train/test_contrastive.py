@@ -80,6 +80,7 @@ def test_a_step_is_that_of_the_global_batch(layout, devices, each, pooling, tiny
         state = one.init(jax.tree.map(jnp.asarray, random_parameters(one.runtime.module, rng)))
         found.append(jax.device_get(one.step(state, one.place(batch))[1]))
     first, other = found
+    assert np.all(np.isfinite(first["norms"])), first["norms"]
     for name in ("loss", "grad_norm", "accuracy", "positive", "tokens"):
         np.testing.assert_allclose(other[name], first[name], rtol=1e-4, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(other["norms"], first["norms"], rtol=1e-3, atol=1e-7)

@@ -4,8 +4,9 @@ What couples the sequences of a batch in training, each adapter has of its own: 
 which gradients are clipped, and the optimizer's state. Without sequences in a batch it stays as it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -19,10 +20,12 @@ from axon.axes.array_spec import Specs
 from axon.errors import UserError
 from axon.nn import parameters
 from axon.nn.adapter_set import ADAPTERS, is_of_adapter
+from axon.nn.auxiliary import Auxiliary
 from axon.nn.router import Router
-from axon.train.objective import Batch, BySequence, Objective, Sums
+from axon.train.objective import Batch, BySequence, Objective, Sums, paired
 from axon.train.optimizers import Optimizer, Parameters, Schedule, frozen_paths
 from axon.train.update import clipped
+from axon.train.whole_batch import Features, WholeBatch
 
 LOSS, ACCURACY = "loss/", "accuracy/"
 """Prefixes of the names of an adapter's metrics."""
@@ -34,28 +37,29 @@ class ByAdapter(Objective):
     adapter's parameters have the gradients of its own.
 
     A batch has `adapters`, int32 `batch`, the number of each sequence's adapter, -1 for none. Metrics: those of all
-    sequences, and `loss/NAME` and `accuracy/NAME` of each adapter, if there is one, 0 where the batch has none of its
-    sequences.
+    adapters, and `loss/NAME` and `accuracy/NAME` of each, if there is one, 0 where the batch has none of its sequences.
     """
 
-    objective: BySequence
+    objective: BySequence | WholeBatch
     adapters: tuple[str, ...]
 
     @classmethod
     def of(cls, objective: Objective, adapters: tuple[str, ...]) -> "ByAdapter":
-        """Raises `UserError` for an objective that is not by sequence, or whose `sums` are not those of its parts."""
+        """Raises `UserError` for an objective that says neither the values of each sequence nor their features, or
+        whose `sums` are not those of its values."""
+        if isinstance(objective, WholeBatch):
+            return CoupledByAdapter(objective, adapters)
         if not isinstance(objective, BySequence):
             raise UserError(
-                f"Train.objective is {type(objective).__name__}, which has no loss of each sequence by itself, and "
+                f"Train.objective is {type(objective).__name__}, which has no loss of some sequences of a batch, and "
                 "LoRA.adapters are each trained by their own: set it to @NextToken(), @TextClassification() or one "
                 "of pairs, as @DPO(), or train one adapter, LoRA.adapters = ()"
             )
-        sums, *parts = (_definer(type(objective), name) for name in ("sums", "values", "total"))
-        if sums is not BySequence and {*parts} != {sums}:
+        if not objective.sums_are_totals():
             raise UserError(
-                f"Train.objective is {type(objective).__name__}, whose `sums` are those of {sums.__name__}, and not of "
-                "its `values` and `total`, by which LoRA.adapters are trained: leave `sums` to BySequence, or train "
-                "one adapter, LoRA.adapters = ()"
+                f"Train.objective is {type(objective).__name__}, whose `sums` are its own, and not those of its "
+                "`values` and `total`, by which LoRA.adapters are trained: leave `sums` to BySequence, or train one "
+                "adapter, LoRA.adapters = ()"
             )
         return cls(objective, adapters)
 
@@ -81,7 +85,7 @@ class ByAdapter(Objective):
         return self.objective.draw(module, batch, key)
 
     def counts(self, batch: Batch) -> dict[str, Array]:
-        found = self.objective.counts(batch)
+        found = self.objective.counts(_weighted(batch, batch[ADAPTERS] >= 0))
         for name, part in self._of_each(batch).items():
             own = self.objective.counts(part)
             found |= {LOSS + name: own.get("loss", own["tokens"])}
@@ -89,25 +93,44 @@ class ByAdapter(Objective):
         return found
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
+        assert isinstance(self.objective, BySequence)
         values, auxiliary = self.objective.values(module, batch, key, **references)
-        of_all, minimised = self.objective.total(values, batch), {}
+        return self.of_adapters(self.objective.total, values, batch).with_auxiliary(auxiliary)
+
+    def of_adapters(self, total: Callable[[Any, Batch], Sums], values: Any, batch: Batch) -> Sums:
+        """`total(values, …)` of each adapter's sequences."""
+        own = {name: total(values, part) for name, part in self._of_each(batch).items()}
+        of_all, minimised = reduce(partial(paired, {}), own.values()), {}
         metrics = dict(of_all.metrics)
-        for name, part in self._of_each(batch).items():
-            own = self.objective.total(values, part)
-            (minimised[LOSS + name],) = own.minimised.values()
-            metrics[LOSS + name] = own.metrics["loss"]
-            metrics |= {ACCURACY + name: own.metrics["accuracy"]} if "accuracy" in own.metrics else {}
-        return replace(of_all, minimised=minimised, metrics=metrics).with_auxiliary(auxiliary)
+        for name, sums in own.items():
+            (minimised[LOSS + name],) = sums.minimised.values()
+            metrics[LOSS + name] = sums.metrics["loss"]
+            metrics |= {ACCURACY + name: sums.metrics["accuracy"]} if "accuracy" in sums.metrics else {}
+        return replace(of_all, minimised=minimised, metrics=metrics)
 
     def _of_each(self, batch: Batch) -> dict[str, Batch]:
         """Name of each adapter → the batch, with weights for its own sequences alone."""
-        numbers, weights = batch[ADAPTERS][:, None], batch["weights"]
-        return {name: {**batch, "weights": jnp.where(numbers == k, weights, 0)} for k, name in enumerate(self.adapters)}
+        return {name: _weighted(batch, batch[ADAPTERS] == number) for number, name in enumerate(self.adapters)}
 
 
-def _definer(cls: type, name: str) -> type:
-    """The class from which a class has a method."""
-    return next(one for one in cls.__mro__ if name in vars(one))
+def _weighted(batch: Batch, of: Array) -> Batch:
+    """The batch with weights for the sequences `of[batch]` alone."""
+    return {**batch, "weights": jnp.where(of[:, None], batch["weights"], 0)}
+
+
+@dataclass(frozen=True)
+class CoupledByAdapter(WholeBatch, ByAdapter):
+    """As `ByAdapter`, of a loss that couples examples: an adapter's own sequences are the whole batch of its loss."""
+
+    objective: WholeBatch
+
+    def features(
+        self, module: Any, batch: Batch, key: Array | None = None, **references: Any
+    ) -> tuple[Features, Auxiliary]:
+        return self.objective.features(module, batch, key, **references)
+
+    def coupled(self, features: Features, batch: Batch) -> Sums:
+        return self.of_adapters(self.objective.coupled, features, batch)
 
 
 def _check_experts(module: Any) -> None:

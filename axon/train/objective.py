@@ -142,9 +142,28 @@ class BySequence(Objective):
     """The base of objectives whose sums are over tokens or texts one by one, so that those of some sequences are those
     of the batch with weights of 0 in all others.
 
-    They minimise one sum, which the count of `loss` divides, and the model's auxiliary ones. What has `sums` of its own
-    says the same by `values` and `total`.
+    They minimise one sum, which the count of `loss` divides, and the model's auxiliary ones. A class with `sums` of its
+    own, as to need less memory, says the same by `values` and `total`. One that changes these and would inherit such
+    `sums`, which do not know of it, is refused by a `UserError` where it is defined.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        sums = _definer(cls, "sums")
+        for name in ("values", "total"):
+            definer = _definer(cls, name)
+            if sums is not BySequence and not issubclass(sums, definer):
+                raise UserError(
+                    f"{cls.__module__}.{cls.__name__} has `{name}` of {definer.__name__}, and `sums` of "
+                    f"{sums.__name__}, which do not use it: add `sums = BySequence.sums` to the class (from "
+                    "axon.train.objective), or write its own"
+                )
+
+    def sums_are_totals(self) -> bool:
+        """Whether `sums` are `total` of `values`, for all that the class says."""
+        sums = _definer(type(self), "sums")
+        parts = {_definer(type(self), name) for name in ("values", "total")}
+        return type(self).sums is BySequence.sums or parts == {sums}
 
     @abstractmethod
     def values(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> tuple[Any, Auxiliary]:
@@ -158,6 +177,11 @@ class BySequence(Objective):
     def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
         values, auxiliary = self.values(module, batch, key, **references)
         return self.total(values, batch).with_auxiliary(auxiliary)
+
+
+def _definer(cls: type, name: str) -> type:
+    """The class from which a class has a method."""
+    return next(one for one in cls.__mro__ if name in vars(one))
 
 
 def sequences_of(batch: Batch, key: Array | None) -> Array | None:

@@ -10,6 +10,7 @@ from axon.tune.comparisons import check_answers
 from axon.tune.examples import Examples, Read
 from axon.tune.formats import LABELLED, Conversation, Format, read_example
 from axon.tune.packing import EMPTY, Document, Example
+from axon.tune.split import adapter_of
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Labelled(Examples):
     A record has a `prompt`, a `completion`, each a text or messages, and a `label`, true where the answer is desirable;
     or `messages`, the last of which is the answer, and a `label`. Beside each answer in its sequence is that of the
     next record with another prompt, as an answer to this one's: of such the divergence is estimated, whatever the
-    batch. `packed` examples in a sequence at most, and no more than the objective's `examples`.
+    batch; with `adapters`, of the records that train the same one. `packed` examples in a sequence at most, and no more
+    than the objective's `examples`.
     """
 
     formats: ClassVar[tuple[Format, ...]] = LABELLED
@@ -45,23 +47,35 @@ class Labelled(Examples):
         records = list(self.records())
         read = [read_example(one.record, one.where, self.formats, self.columns) for one in records]
         labels = [bool(one.record[self.columns.get("label", "label")]) for one in records]
-        self._check(labels, {str(prompt) for prompt, _ in read})
-        others = with_another_prompt([prompt for prompt, _ in read])
-        for one, (prompt, answer), label, other in zip(records, read, labels, others, strict=True):
+        others = self._others(records, [prompt for prompt, _ in read], labels)
+        for number, (one, (prompt, answer), label) in enumerate(zip(records, read, labels, strict=True)):
             own = _answered(prompt, answer)
             sides = (own, None) if label else (None, own)
-            yield one, (*sides, _answered(prompt, read[other][1]))
+            yield one, (*sides, _answered(prompt, read[others[number]][1]))
 
-    def _check(self, labels: Sequence[bool], prompts: set[str]) -> None:
+    def _others(
+        self, records: Sequence[Read], prompts: Sequence[Conversation], labels: Sequence[bool]
+    ) -> dict[int, int]:
+        """Of each record, by number, the next with another prompt, of those that train the same adapter."""
+        adapters, others = [adapter_of(self, one.source) for one in records], {}
+        for adapter in dict.fromkeys(adapters):
+            own = [number for number, one in enumerate(adapters) if one == adapter]
+            whose = f" of adapter {adapter!r}" if adapter else ""
+            self._check([labels[number] for number in own], {str(prompts[number]) for number in own}, whose)
+            following = with_another_prompt([prompts[number] for number in own])
+            others |= {number: own[other] for number, other in zip(own, following, strict=True)}
+        return others
+
+    def _check(self, labels: Sequence[bool], prompts: set[str], whose: str) -> None:
         if len({*labels}) == 1:
             raise UserError(
-                f"Labelled.sources: the label of all {len(labels):,} records is {labels[0]}; expected desirable "
+                f"Labelled.sources: the label of all {len(labels):,} records{whose} is {labels[0]}; expected desirable "
                 "answers (true) and others (false). Add such, or learn from desirable ones alone: Train.data = @Chats()"
             )
         if len(prompts) == 1:
             raise UserError(
-                f"Labelled.sources: all {len(labels):,} records have the same prompt; expected at least two, as the "
-                "divergence is estimated from answers to another prompt. Add records with another"
+                f"Labelled.sources: all {len(labels):,} records{whose} have the same prompt; expected at least two, as "
+                "the divergence is estimated from answers to another prompt. Add records with another"
             )
 
 

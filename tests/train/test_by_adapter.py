@@ -18,10 +18,12 @@ from axon.parallel.outer import DiLoCo
 from axon.parallel.pipeline import TwoBW, ZeroBubbleH1
 from axon.runtime import flattened, nested
 from axon.train.adapters_off import AdaptersOff
+from axon.train.contrastive import InfoNCE
 from axon.train.distillation import Distillation
 from axon.train.kto import KTO
 from axon.train.objective import NextToken
 from axon.train.optimizers import EMA, Adafactor, AdamW, Constant, Linear, Optax
+from axon.train.policy_gradient import GRPO
 from axon.train.preference import DPO, ORPO
 from axon.train.step import Program
 from models.llama import Llama
@@ -49,15 +51,6 @@ class Halved(NextToken):
     def sums(self, module, batch, key=None):
         found = super().sums(module, batch, key)
         return replace(found, minimised={name: 0.5 * value for name, value in found.minimised.items()})
-
-
-@dataclass(frozen=True)
-class OtherValues(NextToken):
-    """Has other values than its sums are made of."""
-
-    def values(self, module, batch, key=None):
-        (nll, lse), auxiliary = super().values(module, batch, key)
-        return (0.5 * nll, lse), auxiliary
 
 
 def program(lora, layout=Layout({"data": 1}), optimizer=ADAMW, model=LLAMA, **more):
@@ -96,34 +89,55 @@ def assert_close(ours, expected, begun):
         assert np.linalg.norm(ours[path] - value) < 1e-4 * moved, path
 
 
-def pairs_of(rng):
-    """Batches of pairs of answers, two in a sequence, some of which have one."""
-    answers = np.repeat(np.arange(4, dtype=np.int32), SEQ // 4)
+def answers_of(rng, examples, sides, name="answers"):
+    """Batches with two examples of two texts in a sequence, in some of which is one: `examples(rng)` says which of its
+    `sides` texts an example has."""
+    places = np.arange(SEQ) // (SEQ // 4)
     for own in WHOSE:
         single = rng.random((BATCH, 1)) < 0.3
         positions = np.tile(np.arange(SEQ, dtype=np.int32) % 4, (BATCH, 1))
         tokens, targets = rng.integers(0, LLAMA.vocab, (2, BATCH, SEQ), dtype=np.int32)
-        whose = np.where(single & (answers > 1), -1, answers)
+        texts = np.array([[[sides * n + side for side in examples(rng)] for n in range(2)] for _ in range(BATCH)])
+        whose = texts.reshape(BATCH, 4)[:, places].astype(np.int32)
+        whose = np.where(single & (whose >= sides), -1, whose)
         weights = ((positions > 0) & (whose >= 0) & (np.array(own) >= 0)[:, None]).astype(np.float32)
-        text = {"tokens": tokens, "targets": targets, "positions": positions, "answers": whose, "weights": weights}
+        text = {"tokens": tokens, "targets": targets, "positions": positions, name: whose, "weights": weights}
         yield text | {"adapters": np.array(own, np.int32)}
 
+
+def pairs_of(rng):
+    return answers_of(rng, lambda rng: (0, 1), 2)
+
+
+def labelled_of(rng):
+    """Answers that are desirable or not, each with another prompt's."""
+    return answers_of(rng, lambda rng: (int(rng.integers(2)), 2), 3)
+
+
+def texts_of(rng):
+    """Queries with the text that belongs to each."""
+    return answers_of(rng, lambda rng: (0, 1), 3, "texts")
+
+
+DATA = {"dpo": pairs_of, "orpo": pairs_of, "kto": labelled_of, "contrastive": texts_of}
 
 PROBLEMS = {
     "adamw": (LORA, {"optimizer": ADAMW}),
     "adafactor": (LORA, {"optimizer": Adafactor(Constant(1e-2), clip=0.02)}),
     "dpo": (LORA, {"objective": DPO(), "references": {"reference": AdaptersOff()}}),
     "orpo": (LORA, {"objective": ORPO()}),
+    "kto": (LORA, {"objective": KTO(examples=2), "references": {"reference": AdaptersOff()}}),
+    "contrastive": (LORA, {"objective": InfoNCE(examples=2), "layout": Layout({"data": 1}, microbatches=2)}),
     "distillation": (LORA, {"objective": Distillation(next_token=0.3), "references": {"teacher": LLAMA}}),
     "experts": (ATTENTION, {"model": MIXTRAL}),
 }
 
 
-@pytest.mark.few(problem=("dpo", "experts"))
+@pytest.mark.few(problem=("dpo", "kto", "contrastive"))
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_each_adapter_becomes_what_it_is_alone(problem, rng, packed_batch):
     lora, fields = PROBLEMS[problem]
-    batches = list(pairs_of(rng)) if problem in ("dpo", "orpo") else batches_of(rng, packed_batch)
+    batches = list(DATA[problem](rng)) if problem in DATA else batches_of(rng, packed_batch)
     together, metrics = trained(program(replace(lora, adapters=NAMES), **fields), batches)
     alone = program(lora, **fields)
     begun = flattened(jax.device_get(alone.init().parameters))
@@ -177,7 +191,7 @@ def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"objective": KTO(), "references": {"reference": AdaptersOff()}}, ("Train.objective is KTO", "@NextToken()")),
+        ({"objective": GRPO()}, ("Train.objective is GRPO", "@NextToken()")),
         (
             {"model": MIXTRAL, "transforms": (replace(SEVERAL, paths=None),)},
             ("layers/block/moe/down", "LoRA.paths = ('*/attention/*',)"),
@@ -190,7 +204,6 @@ def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
             ("Routing.bias_rate", "LoRA.adapters = ()"),
         ),
         ({"objective": Halved()}, ("Halved", "leave `sums` to BySequence", "LoRA.adapters = ()")),
-        ({"objective": OtherValues()}, ("OtherValues", "`sums` are those of NextToken", "LoRA.adapters = ()")),
         ({"optimizer": EMA(ADAMW)}, ("LoRA.adapters", "averaged")),
         ({"optimizer": Optax(optax.sgd, Constant(1e-3))}, ("LoRA.adapters", "Optax")),
         ({"layout": Layout({"pipe": 2}, microbatches=4, schedule=TwoBW())}, ("LoRA.adapters", "TwoBW")),

@@ -1,6 +1,7 @@
 """KTO: its loss and gradient beside the paper's formula, over the global batch whatever the microbatches and layout."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -153,6 +154,23 @@ def test_beside_an_answer_is_one_to_another_prompt(tmp_path, rng, caches):
         sides = [prepared.tokenizer.decode(one.ids[one.learned]).strip() for one in example.documents]
         found.append([side.replace("<|endoftext|>", "").strip() for side in sides])
     assert found == [["aa0", "", "bb2"], ["", "aa1", "bb2"], ["bb2", "", "cc3"], ["", "cc3", "aa0"]]
+
+
+def test_beside_an_answer_is_one_that_trains_the_same_adapter(tmp_path, caches):
+    sources, names = [], ("one", "other", "one")
+    for source, name in enumerate(names):
+        path = tmp_path / f"{source}.jsonl"
+        records = ({"prompt": f"p{n}", "completion": f"{name}{source}{n}", "label": n == 0} for n in range(2))
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        sources.append(JsonLines(str(path)))
+    fields = {"sources": tuple(sources), "adapters": names}
+    prepared = labelled(tmp_path / "x.jsonl", [], **fields).prepare(silent)
+    other = [example.documents[2] for example in prepared.splits["train"].examples]
+    found = [prepared.tokenizer.decode(one.ids[one.learned]).replace("<|endoftext|>", "").strip() for one in other]
+    assert found == ["one01", "one20", "other11", "other10", "one21", "one00"]
+    Path(sources[1].path).write_text(json.dumps({"prompt": "p", "completion": "x", "label": True}))
+    with pytest.raises(UserError, match="of adapter 'other' is True"):
+        labelled(tmp_path / "x.jsonl", [], **fields).prepare(silent)
 
 
 def test_an_answer_is_there_already_whatever_the_other_prompts_answer_beside_it(tmp_path, caches):

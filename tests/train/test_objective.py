@@ -13,7 +13,7 @@ from axon.errors import UserError
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Auxiliary, Depth, LanguageModel, RMSNorm, Segment, Variable, token_nll
 from axon.train.gradients import total_counts
-from axon.train.objective import MultiToken, NextToken, Objective, Sums
+from axon.train.objective import BySequence, MultiToken, NextToken, Objective, Sums
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.deepseek import DeepSeek
@@ -185,3 +185,28 @@ def test_given_parameters_are_compared_with_the_models():
 def test_a_weight_that_cannot_be_meant_is_refused():
     with pytest.raises(UserError, match=r"NextToken\.z_loss is -1.0; must be at least 0"):
         NextToken(-1.0)
+
+
+class Halves:
+    """Another loss of each token."""
+
+    def values(self, module, batch, key=None):
+        (nll, lse), auxiliary = super().values(module, batch, key)
+        return (0.5 * nll, lse), auxiliary
+
+
+def test_values_that_inherited_sums_do_not_know_of_are_refused_where_their_class_is_defined(
+    first_step, rng, packed_batch
+):
+    with pytest.raises(UserError, match=r"`values` of Halves, and `sums` of NextToken.*add `sums = BySequence.sums`"):
+        type("Halved", (Halves, NextToken), {})
+
+    @dataclass(frozen=True)
+    class Halved(Halves, NextToken):
+        sums = BySequence.sums
+
+    batch = packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)
+    of_all, metrics, _ = first_step(batch, Layout({"data": 1}))
+    gradients, halved, _ = first_step(batch, Layout({"data": 1}), objective=Halved())
+    np.testing.assert_allclose(halved["loss"], 0.5 * metrics["loss"], rtol=1e-6)
+    assert_same(gradients, {path: 0.5 * value for path, value in of_all.items()})

@@ -1,5 +1,6 @@
 """Chats: recognised by their columns, written by the template, packed, and learned from; answers are evaluated."""
 
+import hashlib
 import json
 from dataclasses import replace
 from itertools import groupby
@@ -22,6 +23,7 @@ from axon.tune import Chats, Comparisons, Words
 from axon.tune.formats import CHATS, Conversation, read_example
 from axon.tune.packing import Document, Example, batch_of, packed
 from axon.tune.questions import normalised
+from axon.tune.split import Split
 
 USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -234,6 +236,16 @@ def test_parquet_files_have_the_same_examples(tmp_path, rng, caches):
     parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "x.parquet")
     other = replace(lines, sources=(Parquet(str(tmp_path / "x.parquet")),)).prepare(silent)
     assert lines.prepare(silent).splits["train"].digest() == other.splits["train"].digest()
+
+
+def test_a_digest_is_of_what_stands_beside_the_ids_too(rng):
+    """As the types of tokens; of texts without any it is that of runs before there were such."""
+    ids, learned = rng.integers(1, 320, 7).astype(np.int32), rng.random(7) < 0.5
+    texts = [Document(ids, learned, more) for more in ({}, *({"types": ids % n} for n in (2, 3)))]
+    found = [Split(None, (Example((text,), ""),)).digest() for text in texts]
+    assert len({*found}) == 3
+    plain = ids.tobytes() + b"/" + (learned > 0).tobytes() + b"/"
+    assert found[0] == hashlib.blake2b(plain, digest_size=8).hexdigest()
 
 
 def test_the_loss_does_not_depend_on_packing(tiny, few, begun, rng):

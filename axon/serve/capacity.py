@@ -89,7 +89,14 @@ class Capacity:
         return self.page_size or (16 if platform == "cpu" else 128)
 
     def pools(self, windows: Iterable[int | None], page_size: int, length: int) -> dict[int | None, PagePool]:
-        """A pool for each window, with pages for the same requests."""
+        """A pool for each window, with pages for the same requests, each of up to `length` tokens.
+
+        Raises `UserError` for a cache in which not one such request has room, and for one beyond all memory."""
+        if self.cache_tokens is not None and self.cache_tokens < length:
+            raise UserError(
+                f"Capacity.cache_tokens is {self.cache_tokens:,}; must be at least Capacity.length, the {length:,} "
+                "tokens that one request may have: raise it (--cache-tokens), or lower that (--length)"
+            )
         tokens = self.cache_tokens or max(length, self.requests * length // 2)
         found = {}
         for window in windows:

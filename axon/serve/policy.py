@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from axon.errors import UserError
-from axon.serve.request import Sampling
+from axon.serve.request import Sampling, check_ids
 from axon.serve.sampler import ENTRY, RULE, SampleParams
 
 BIASES = 1024
@@ -28,11 +28,11 @@ class Policy:
     Args:
         sampling: as it was asked. prompt: its ids. vocab: how many ids the model predicts.
 
-    Raises as `check_bias`.
+    Raises as `check_token_ids`.
     """
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab: int):
-        check_bias(sampling, vocab)
+        check_token_ids(sampling, vocab)
         self.rule = _rule(sampling).tobytes()
         self._entries = _first_entries(sampling, prompt)
         self._places = {token: place for place, token in enumerate(self._entries[:, ID].tolist())}
@@ -137,13 +137,12 @@ def _entries_of(ids: Sequence[int] | np.ndarray) -> np.ndarray:
     return entries
 
 
-def check_bias(sampling: Sampling, vocab: int) -> None:
-    """Raise `UserError` for biases of ids that the model has not, or of more than `BIASES`."""
+def check_token_ids(sampling: Sampling, vocab: int) -> None:
+    """Raise `UserError` for biases and stop ids of ids that the model has not, or for more biases than `BIASES`."""
     if len(sampling.logit_bias) > BIASES:
         raise UserError(f"Sampling.logit_bias has {len(sampling.logit_bias)} ids; give {BIASES} at most")
-    for token in sampling.logit_bias:
-        if not 0 <= token < vocab:
-            raise UserError(f"Sampling.logit_bias has the id {token}; this model's are from 0 to {vocab - 1}")
+    check_ids([*sampling.logit_bias], vocab, None, "Sampling.logit_bias")
+    check_ids(sampling.stop_ids, vocab, None, "Sampling.stop_ids")
 
 
 def _entries(rows: Sequence[Row], size: int) -> np.ndarray:

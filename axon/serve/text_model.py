@@ -12,7 +12,7 @@ from axon import axes
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.nn import Depth, Head, Inputs, LanguageModel
-from axon.serve.policy import check_bias
+from axon.serve.policy import check_token_ids
 from axon.serve.request import Request, check_ids
 
 
@@ -93,7 +93,8 @@ def check_writes(model: Any) -> None:
 
 def check_request(model: Any, request: Request, tokenizer: Tokenizer | None = None) -> None:
     """Raise `UserError` if `model` writes no text, its positions are too few for a prompt and all tokens that are asked
-    for, or it has not the ids of the prompt, whose text is then that of `tokenizer`, or of `Sampling.logit_bias`."""
+    for, or it has not the ids of the prompt, whose text is then that of `tokenizer`, or of `Sampling`'s biases and
+    stop ids."""
     check_writes(model)
     prompt, tokens, needed = len(request.prompt), request.sampling.tokens, positions(model, request)
     if model.max_length is not None and needed > model.max_length:
@@ -102,7 +103,7 @@ def check_request(model: Any, request: Request, tokenizer: Tokenizer | None = No
             f"{model.max_length}: shorten the prompt, or lower Sampling.tokens"
         )
     check_ids(request.prompt, vocab_of(model), tokenizer, "the prompt")
-    check_bias(request.sampling, vocab_of(model))
+    check_token_ids(request.sampling, vocab_of(model))
 
 
 def vocab_of(model: TextModel) -> int:

@@ -25,6 +25,7 @@ from axon.model_config import vocab_of
 from axon.nn import LanguageModel
 from axon.runtime import Runtime
 from axon.serve.offline import capacity_for
+from axon.serve.policy import check_token_ids
 from axon.serve.request import Request, Sampling, check_ids
 from axon.train.evaluate import Evaluator
 from axon.train.references import References
@@ -280,6 +281,7 @@ class PreparedRollouts(FedCorpus):
         self.config.selection.check_objective(objective, self.config.samples, self.config.data)
         vocab = vocab_of(model)
         assert vocab is not None, "the corpus fits"
+        check_token_ids(self.config.sampling, vocab)
         for prompt in self.prompts:
             check_ids(prompt.ids, vocab, self.tokenizer, f"Rollouts.prompts: {prompt.where}")
 

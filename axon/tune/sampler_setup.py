@@ -7,8 +7,9 @@ from typing import Any
 
 from axon.axes import Execution
 from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError
 from axon.launch.worker import portable
-from axon.layout import Layout, first_devices
+from axon.layout import Layout, first_devices, validate_program
 from axon.nn.weight_transform import WeightTransform
 from axon.precision import Precision
 from axon.runtime import Runtime
@@ -59,7 +60,15 @@ class SamplerSetup:
     def sampler(self) -> "Sampler":
         """Made in the process that samples. Raises `UserError` for a layout that its devices do not have."""
         shared = {"precision": self.precision, "execution": self.execution, "transforms": self.transforms}
-        runtime = Runtime(self.model, self.layout, devices=first_devices(self.layout), **shared)
+        devices = first_devices(self.layout)
+        try:
+            runtime = Runtime(self.model, self.layout, devices=devices, **shared)
+            validate_program(runtime.placement, runtime.parameters, [*self.layout.table("activations")], tuple)
+        except UserError as error:
+            raise UserError(
+                f"Rollouts.layout (None: that of training), on the {len(devices)} devices of a process that samples: "
+                f"{error}"
+            ) from None
         return Sampler(self, runtime)
 
 

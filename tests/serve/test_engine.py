@@ -320,6 +320,8 @@ def test_what_cannot_run_is_refused_with_its_reason(engine, small):
         Capacity(cache_dtype="int4")
     with pytest.raises(UserError, match=r"Capacity\.length is 200.* 128"):
         Engine(*made(MODELS["gpt2"], 0), capacity=Capacity(length=200))
+    with pytest.raises(UserError, match=r"Capacity\.cache_tokens is 59; must be at least .*length, the 60 tokens"):
+        Engine(*made(MODELS["llama"], 0), capacity=dataclasses.replace(TIGHT, cache_tokens=59))
     for absurd in [Capacity(length=2**40), Capacity(cache_tokens=2**40), Capacity(length=10**9)]:
         with pytest.raises(
             UserError, match=r"the cache would have [\d,]+ pages .*--length.*--requests, or --cache-tokens"

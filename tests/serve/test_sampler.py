@@ -280,8 +280,10 @@ def test_a_mesh_draws_as_one_device(rng, placed, compiled):
     np.testing.assert_array_equal(found.ids, of(rows, logits).ids)
 
 
-def test_biases_that_cannot_be_are_refused():
+def test_biases_and_stop_ids_that_cannot_be_are_refused():
     for token in (-1, VOCAB):
+        with pytest.raises(UserError, match=rf"Sampling\.stop_ids has the id {token}; this model's are from 0 to 99"):
+            Policy(Sampling(stop_ids=(3, token)), [0], VOCAB)
         with pytest.raises(UserError, match=rf"logit_bias has the id {token}; this model's are from 0 to 99"):
             Policy(Sampling(logit_bias={token: 1.0}), [0], VOCAB)
     with pytest.raises(UserError, match="logit_bias has 1025 ids; give 1024 at most"):

@@ -471,6 +471,9 @@ def test_objectives_and_groups_that_do_not_fit_are_told_by_field_and_remedy(lear
     single = replace(prepared, config=replace(learning.data, samples=1))
     with pytest.raises(UserError, match=r"Rollouts\.samples is 1.*at least 2"):
         single.check_fits(learning.model, GRPO(), 32)
+    beyond = replace(prepared, config=replace(learning.data, sampling=Sampling(temperature=1.0, stop_ids=(320,))))
+    with pytest.raises(UserError, match=r"Sampling\.stop_ids has the id 320; this model's are from 0 to 319"):
+        beyond.check_fits(learning.model, GRPO(), 32)
     with pytest.raises(UserError, match=r"Data\.batch is 8, and each prompt has 3 seq.*AllAnswers.*Data\.batch to 9"):
         replace(learning.data, samples=3)
     with pytest.raises(UserError, match=r"Rollouts\.redraws is 1, and Rollouts\.samples 1.*at least 2"):

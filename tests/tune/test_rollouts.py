@@ -27,6 +27,7 @@ from axon.tune.policy_engine import PolicyEngine
 from axon.tune.policy_sampler import Noise
 from axon.tune.prompt import Prompt
 from axon.tune.rollout import Rollout
+from axon.tune.sampler_setup import SamplerSetup
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
@@ -262,6 +263,13 @@ def test_a_layout_of_samplers_is_checked_on_devices_that_are_not_there(one, roll
     wide = replace(rolling.data, layout=Layout({"tensor": 3}), samplers=Samplers())
     with pytest.raises(UserError, match=r"^Rollouts\.layout: .*mesh axis 'tensor'"):
         wide.check_runtime(one.runtime)
+
+
+def test_a_layout_with_what_is_left_is_told_by_the_devices_of_who_samples(one, prepared, few, tmp_path):
+    for mesh, said in (({"tensor": -1}, "not divisible by 3"), ({"data": 2, "tensor": -1}, "3 devices are not divis")):
+        setup = SamplerSetup.of(tmp_path, one.runtime, Layout(mesh), prepared.tokenizer, Capacity(2, length=16), None)
+        with few(3), pytest.raises(UserError, match=rf"^Rollouts\.layout .*the 3 devices of a process that .*{said}"):
+            setup.sampler()
 
 
 def test_a_layout_that_cannot_shard_what_is_sampled_costs_no_stage(do, tmp_path):

@@ -59,7 +59,8 @@ def test_what_is_no_gather_of_one_dimension_or_stays_in_a_plane_comes_back_as_it
         jax.jit(run)(jax.device_put(np.ones((8, 8)), NamedSharding(mesh, spec)))
 
 
-@pytest.mark.few(target=("v6e:4x4",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     ("target", "mesh", "line"),
     [

@@ -47,6 +47,8 @@ def test_bandwidths_are_those_of_nccl_tests(rng):
         assert one.sent == pytest.approx(size * factor)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_links_are_written_and_a_plan_made_with_them_says_so(tmp_path, tiny, monkeypatch):
     four = jax.devices()[:4]
     monkeypatch.setattr(jax, "devices", lambda *_: four)

@@ -97,6 +97,8 @@ CHIPS = (
 """
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_chip_of_ones_own_is_one_entry_for_which_programs_compile(tmp_path, monkeypatch, request):
     pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
     with pytest.raises(UserError, match="no chip is called 'mine'"):

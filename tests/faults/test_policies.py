@@ -37,6 +37,8 @@ def test_a_run_that_may_skip_and_does_not_is_the_same_bit_for_bit(short, whole, 
     assert not ran.events("skip", "not_finite", "spike")
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_skipped_step_changes_no_parameter_and_is_recorded_with_its_documents(poisoned, whole, do, few, tmp_path):
     train = replace(poisoned(5, not_finite="skip"), checkpoints=replace(whole.train.checkpoints, every=1, keep=8))
     ran = do(train, tmp_path, steps=8)

@@ -51,6 +51,8 @@ def test_the_small_model_has_the_published_number_of_parameters():
     assert sum(int(np.prod(spec.shape)) for spec in parameters(GPT2().build()).values()) == 124_439_808
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_dropout_falls_in_training_only_and_in_three_places(rng, seed, placed, compiled, bind, random_parameters):
     module = GPT2(**SMALL, dropout=0.5).build()
     values, ids = random_parameters(module, rng), rng.integers(0, 20, (2, 8), dtype=np.int32)

@@ -55,7 +55,8 @@ def close(actual, expected, tolerance=5e-6):
         assert np.linalg.norm(one - other) <= tolerance * max(np.linalg.norm(other), 1.0)
 
 
-@pytest.mark.few(auto=(False,), mesh=[{"context": 4, "tensor": 2}])
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(auto=(False,))
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "rows"), LAYOUTS)

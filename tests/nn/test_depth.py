@@ -141,6 +141,8 @@ def test_what_is_recomputed_does_not_change_gradients_cache_or_auxiliary(remat, 
     close(run(mixed_depth(), remat=remat, unroll=unroll), of_mixed(unroll))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_segment_in_parts_is_the_whole_and_a_place_without_a_layer_adds_nothing(run, bind):
     def depth():
         return Depth(Segment(3, local=Block(rate=0.3), full=Block(jnp.sin, mlp=24)))

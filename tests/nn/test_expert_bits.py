@@ -72,6 +72,8 @@ def test_adapters_over_them_learn_as_over_the_arrays_in_several_rounds_too(form,
             np.testing.assert_allclose(*(float(metrics[name]) for _, metrics in made), rtol=1e-5)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_grouped_product_decodes_one_groups_weight_at_a_time(transposed, rng):
     groups, rows, embed, out = 16, 64, 256, 128

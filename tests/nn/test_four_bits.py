@@ -75,7 +75,8 @@ def values_of(runtime, rng):
     return stored, jax.device_get(runtime.merged(flattened(stored)))
 
 
-@pytest.mark.few(form=("nf4",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("form", ["nf4", "int4"])
 def test_logits_are_those_of_the_array_that_the_codes_stand_for(form, rng):
     narrow = Runtime(MODEL, Layout(), weights=form, devices=jax.devices()[:1])
@@ -139,6 +140,8 @@ def test_blocks_that_do_not_divide_are_refused_by_axis():
         transform_weights(Llama(64, 96, 1, 4, 4, mlp=128).build(), [Quantize("nf4")])
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_without_a_layout_a_product_is_that_of_the_array(rng):
     module = MODEL.build()
     operands = transform_weights(module, [Quantize("nf4")])

@@ -44,7 +44,8 @@ MODELS = [
 ]
 
 
-@pytest.mark.few(mesh=[{"data": 2, "tensor": 2}], config=(MODELS[1],))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(mesh=[None], config=MODELS[3:])
 @pytest.mark.parametrize("config", MODELS, ids=["tied", "window, scanned", "gpt2", "gemma", "gpt-oss", "deepseek"])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
@@ -94,7 +95,8 @@ def test_what_a_step_looks_up_of_its_pages_is_made_before_the_layers_and_not_in_
     assert "cumsum" not in layers
 
 
-@pytest.mark.few(mesh=[{"data": 2, "tensor": 4}], tied=(False,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 4}])
 def test_padding_of_the_vocabulary_is_never_predicted_and_never_counted(

@@ -70,7 +70,8 @@ def test_attention_does_not_depend_on_the_layout(mesh, layout, rng, placed, comp
         assert np.linalg.norm(one - other) <= 5e-6 * max(np.linalg.norm(other), 1.0)
 
 
-@pytest.mark.few(mesh=(None,), dims=(WITH_LATENT_QUERIES,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(mesh=[{"data": 2, "tensor": 4}], dims=(DIMS,))
 @pytest.mark.parametrize("dims", [DIMS, WITH_LATENT_QUERIES], ids=["plain queries", "latent queries"])
 @pytest.mark.parametrize("mesh", [None, {"tensor": 4}, {"data": 2, "tensor": 4}])

@@ -112,7 +112,8 @@ def test_a_table_is_looked_up_and_a_head_has_the_losses_of_the_sum(rng):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, wanted)
 
 
-@pytest.mark.few(model=(LLAMA,), first=((),))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=["llama", "mixtral"])
 @pytest.mark.parametrize("first", [(), (Quantize("int8"),)], ids=["plain", "int8"])
 def test_the_merged_weights_are_the_adapted_model_which_begins_as_the_model(model, first, rng):

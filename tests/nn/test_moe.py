@@ -101,7 +101,8 @@ def reference(placed):
     return Run(placed(), MoE(DIMS, ROUTING, **WHOLE), dispatcher="dense")
 
 
-@pytest.mark.few(layout=LAYOUTS[1:2])
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(layout=[LAYOUTS[i] for i in (0, 4, 5, 7, 9)])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=described)
 def test_output_losses_statistics_and_gradients_are_those_of_every_expert_on_every_token(
@@ -145,7 +146,8 @@ def test_the_reference_is_the_formula_and_no_layout_is_the_reference(rng, placed
     assert not found[:, SEQ - 2 :].any(), "padding goes to no expert"
 
 
-@pytest.mark.few(mesh=({"data": 1},))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("mesh", [{"data": 1}, {"expert": 2, "context": 2}])
 def test_what_is_dropped_for_capacity_does_not_depend_on_the_layout(mesh, rng, placed):
     routing = Routing(8, 2, capacity=0.5, **LOSSES)

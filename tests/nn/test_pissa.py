@@ -29,6 +29,8 @@ def drawn(rng, shape, groups, inputs):
     return (noise / 9 + left @ np.swapaxes(right, -1, -2)).reshape(shape).astype(np.float32)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     ("layout", "more"),
     [

@@ -81,6 +81,8 @@ def test_a_window_reaches_into_the_passes_before_and_not_beyond_the_first_token(
         np.testing.assert_array_equal(last, padded[-(TAPS - 1) :])
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_of_drafts_only_those_that_are_accepted_are_in_the_state_of_the_next_pass(rng):
     most, scanned, start = 3, [], 0
     state, last = jnp.zeros((2 * (1 + most), WIDTH)), jnp.zeros((2 * (1 + most), TAPS - 1, WIDTH))

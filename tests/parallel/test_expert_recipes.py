@@ -102,7 +102,8 @@ def errors(actual, expected):
     return [np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(actual, expected, strict=True)]
 
 
-@pytest.mark.few(name=("mx",), down=(True,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_experts_products_are_those_of_float64_within_the_formats_rounding_on_every_layout(name, down, rng, placed):
@@ -119,7 +120,8 @@ def test_experts_products_are_those_of_float64_within_the_formats_rounding_on_ev
     assert max(errors(many[shared], one[shared])) < 1e-5
 
 
-@pytest.mark.few(name=("row",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("name", ["int8", "tensor", "row"])
 def test_experts_products_of_8_bits_are_the_emulated_ones(name, rng, placed):
     experts = Experts(rng)

@@ -143,7 +143,8 @@ def made_on_one_device(given, gradients):
     return made
 
 
-@pytest.mark.few(name=("Adafactor",), layout=("composed",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("layout", ["composed", "auto"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_made_of_gradients_does_not_depend_on_the_layout(name, layout, given, gradients, made_on_one_device):

@@ -86,7 +86,8 @@ def held(program):
     ]
 
 
-@pytest.mark.few(zero=(0,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("zero", [0, 3])
 def test_only_scalars_cross_replicas_in_an_inner_step_and_the_parameters_in_an_outer_one(zero):
     diloco = made(outer=DiLoCo(2), zero=zero)

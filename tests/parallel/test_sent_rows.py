@@ -117,7 +117,8 @@ def unsent(monkeypatch):
     return make
 
 
-@pytest.mark.few(name=("int8",), layout=LAYOUTS[1:2], options=({"compute": "bfloat16"},))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(name=("int8", "tensor"), options=({"capacity_factor": 1.0},))
 @pytest.mark.parametrize("options", [{"capacity_factor": 1.0}, {"compute": "bfloat16"}], ids=["overflow", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["one", "expert", "tensor", "zero 3", "shared"])
@@ -149,6 +150,8 @@ def exchanged(layer, drawn):
     return totals
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_the_forward_s_rows_are_sent_in_8_bits_and_all_else_in_the_compute_dtype(rng):
     """The forward's dispatch and combine, and the backward's of each."""
     layer = Layer(RECIPES["int8"], LAYOUTS[1], capacity_factor=4.0)

@@ -68,6 +68,8 @@ def largest_all_reduce(compiled):
     return max(one.bytes for one in collectives(compiled.as_text()) if one.kind == "all-reduce")
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_deep_llama_lowers_to_as_many_operations_as_a_shallow_one_on_tpus():
     counts = {layers: v5e_step(layers).lower().as_text().count(" = ") for layers in (8, 32)}
     assert counts[8] == counts[32] > 1000

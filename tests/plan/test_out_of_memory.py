@@ -124,6 +124,8 @@ def test_what_would_help_is_of_this_runs_settings():
     )
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_on_a_pipelines_stages_each_policy_is_told_with_what_it_keeps_and_whether_that_fits():
     made = program(Layout({"pipe": 2}, microbatches=8), batch=128, scale=40)
     kept = [reserved(made, policy) for policy in ("none", "minimal", "full")]
@@ -143,6 +145,8 @@ def test_as_many_microbatches_are_proposed_as_activations_are_too_large(times, c
     assert line.startswith(f"Layout.microbatches = {count} (1 now)")
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_steps_temporaries_are_compared_with_what_is_left(free, begun, rng):
     made = program()
     compiled = made.lower().compile()

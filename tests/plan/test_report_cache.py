@@ -39,6 +39,7 @@ def test_a_program_is_compiled_once_and_reported_the_same(compiled, tmp_path):
     assert asdict(made[0])["collectives"][0]["mesh_axes"] == ("data", "tensor")
 
 
+@pytest.mark.few(change=({"batch": 16},))
 @pytest.mark.parametrize("change", [{"mlp": 256}, {"batch": 16}, {"layout": LAYOUT, "seq": 256}])
 def test_another_program_or_target_is_compiled_again(compiled, tmp_path, change):
     cache = ReportCache(tmp_path)

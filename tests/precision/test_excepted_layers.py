@@ -104,7 +104,8 @@ def error(actual, expected):
     )
 
 
-@pytest.mark.few(layout=("zero 3",), execution=({"unroll": False},))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     "execution",
     [{"unroll": False}, {"unroll": True}, {"unroll": False, "remat": "full"}],
@@ -145,7 +146,8 @@ def test_microbatches_and_shards_change_nothing(rng, packed_batch):
         assert np.linalg.norm(many[path] - value) < 1e-4 * np.linalg.norm(value)
 
 
-@pytest.mark.few(ends=({"first": 2},))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     ("ends", "paths"),
     [({"last": 2}, "layers/dense/*"), ({"first": 2}, ("layers/experts/*", "!*/router/*"))],

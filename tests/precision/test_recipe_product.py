@@ -90,8 +90,8 @@ def test_products_are_those_of_float64_within_the_formats_rounding(name, operand
         assert 0 < error < BOUNDS[name]
 
 
-@pytest.mark.few(layout=LAYOUTS[:1])
-@pytest.mark.few(name=("row", "nvfp4"))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["tensor", "context"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_layout_rounds_alike(name, layout, operands):

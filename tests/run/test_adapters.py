@@ -58,6 +58,8 @@ def stored(ran, few, layout=Layout()):
         ), made
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_its_file_is_the_same_tree(adapted, tmp_path):
     file = tmp_path / "run.gin"
     file.write_text(dump(adapted.train))
@@ -88,6 +90,8 @@ def test_a_stopped_run_continues_bit_for_bit(adapted, adapting, do, few, tmp_pat
         np.testing.assert_array_equal(one, other, err_msg=path)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_evaluation_generation_logits_and_the_hubs_form_are_the_merged_model(adapted, few, tmp_path):
     greedy = Sampling(tokens=12, temperature=0)
     with few(1):
@@ -106,6 +110,8 @@ def test_evaluation_generation_logits_and_the_hubs_form_are_the_merged_model(ada
     assert found.loss == pytest.approx(last["eval_loss"], rel=1e-5)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_another_run_starts_from_the_merged_weights(adapted, trained, do, few, tmp_path):
     changed = {"transforms": (), "steps": 1, "optimizer": AdamW(Constant(1e-9)), "layout": Layout()}
     mine = replace(adapted.train, init_from=str(adapted.folder), **changed)
@@ -116,6 +122,8 @@ def test_another_run_starts_from_the_merged_weights(adapted, trained, do, few, t
         np.testing.assert_allclose(now[path], value, atol=1e-6, err_msg=path)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_group_of_the_optimizer_gives_b_a_rate_of_its_own(adapting, few, rng):
     """LoRA+, as docs/adapters.md writes it."""
     faster = AdamW(Constant(1e-3), groups=(Group("*/b", rate=16.0),))

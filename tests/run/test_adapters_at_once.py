@@ -86,6 +86,8 @@ def logits_by(name, adapter=None):
     return logits(*restored(open_trained(name), silent, adapter=adapter), tokens)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_its_file_is_the_same_tree(ran, tmp_path):
     (tmp_path / "run.gin").write_text(dump(ran.train))
     assert load(tmp_path / "run.gin").tree == ran.train
@@ -109,6 +111,8 @@ def test_each_adapters_loss_is_recorded_and_printed(ran):
         assert f"{name} {records[-1][f'eval_loss/{name}']:.4f}" in "\n".join(ran.lines)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_an_adapter_is_evaluated_on_its_own_held_out_data(ran, few):
     last = read_lines(ran.folder / "metrics.jsonl", {})[-1]
     with few(1):
@@ -120,6 +124,8 @@ def test_an_adapter_is_evaluated_on_its_own_held_out_data(ran, few):
     ) == pytest.approx(last["eval_loss"], rel=1e-5)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_peft_has_a_folder_of_each_which_loads_alone_and_is_used_beside_the_base(ran, hub, few, tmp_path):
     with few(1):
         export_adapter(str(ran.folder), tmp_path / "out", None, silent)
@@ -212,6 +218,8 @@ def test_adapters_of_preferences_have_an_accuracy_of_their_own(at_once, do, few,
         assert f"{name} {one.loss:.4f} (accuracy {one.accuracy:.4f})" in "\n".join(ran.lines)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_another_run_starts_from_an_adapter(ran, do, few, tmp_path):
     changed = {"transforms": (), "steps": 1, "evaluation": None, "optimizer": AdamW(Constant(1e-9)), "layout": Layout()}
     data = replace(ran.train.data, adapters=())

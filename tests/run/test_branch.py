@@ -74,6 +74,8 @@ def test_a_cool_down_has_the_moments_of_the_stable_run_and_its_record_the_lineag
     assert RunReport(cool.folder).lines()[-1].startswith(f"begun from step 10 of run {lineage['run']} in {parent}")
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_branch_of_other_data_or_seed_says_so(stable, do, tmp_path):
     other = do(branch(replace(stable.train, seed=1), stable.folder), tmp_path / "run", steps=11)
     assert any("data or seed differ, so batches are those from step 10 on" in line for line in other.lines)

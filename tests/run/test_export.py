@@ -88,6 +88,8 @@ def inputs(tokens, documents=None):
     return Inputs(tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), documents)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_logits_and_text_are_the_same_in_a_process_without_axon(trained, axons, few, rng, tmp_path):
     out, vocab = tmp_path / "out", trained.train.model.vocab
     tokens = rng.integers(0, vocab, (BATCH, LENGTH)).astype(np.int32)

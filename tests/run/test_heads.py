@@ -64,7 +64,8 @@ def of(kind, trained, records):
     return replace(trained.train, model=RewardModel(model), data=data, objective=Reward())
 
 
-@pytest.mark.few(kind=("pairs",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("kind", ["texts", "pairs"])
 def test_it_goes_to_the_hub_and_comes_back_the_same(kind, trained, records, do, few, tmp_path):
     ran = do(replace(of(kind, trained, records), steps=3, sample=None, evaluation=None), tmp_path / "run")
@@ -112,6 +113,8 @@ def test_the_next_token_is_not_trained_where_a_model_has_another_part_in_the_pla
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_head_in_the_place_of_a_language_models_is_begun_anew_and_said_to_be_frozen(trained, records, do, tmp_path):
     short = {"steps": 1, "sample": None, "evaluation": None}
     model = replace(trained.train.model, tied=False)
@@ -185,7 +188,8 @@ def classifier_of(folder, records, tiny, **fields):
     return replace(train, init_from=start, steps=2, evaluation=None, **fields)
 
 
-@pytest.mark.few(head=(True,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("head", [True, False])
 def test_an_encoder_becomes_a_classifier_with_the_pooler_that_it_has_and_goes_to_the_hub(
     head, bert, records, tiny, do, few, tmp_path
@@ -243,6 +247,8 @@ def test_pairs_of_texts_are_joined_with_types_as_an_encoders_tokenizer_does(bert
         prepared.check_fits(one_type, train.objective, 64)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_an_encoder_without_a_pooler_says_that_it_begins_anew(bert, records, tiny, do, tmp_path):
     train = classifier_of(bert(False, False), records, tiny)
     with pytest.raises(UserError, match=r"pooler/dense: missing[^!]*InitFrom\.paths|InitFrom\.paths[^!]*pooler/dense"):
@@ -252,6 +258,8 @@ def test_an_encoder_without_a_pooler_says_that_it_begins_anew(bert, records, tin
     assert not any(line.startswith("frozen") for line in ran.lines)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_padding_is_no_token_in_which_a_text_ends(trained, records, do, few, tmp_path):
     ended = of("texts", trained, records)
     ended = replace(ended, data=replace(ended.data, end=True), steps=1, sample=None, evaluation=None)

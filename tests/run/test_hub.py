@@ -72,6 +72,8 @@ def test_fields_are_overridden_by_bindings_of_the_family(config, hub):
         config(f"hf:{hub}", "Llama.embeds = 3")
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_tuned_run_is_tuned_on_by_its_own_template(config, hub, do, tmp_path):
     train = config(f"hf:{hub}").tree
     (hub / TEMPLATE).write_text(TALK)
@@ -85,6 +87,8 @@ def test_a_tuned_run_is_tuned_on_by_its_own_template(config, hub, do, tmp_path):
     do(again, tmp_path / "again", steps=1)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_mathematics_other_than_the_weights_were_trained_with_is_refused_unless_it_is_meant(config, hub, do, tmp_path):
     train = config(f"hf:{hub}", "Rope.theta = 77.0").tree
     with pytest.raises(UserError) as found:

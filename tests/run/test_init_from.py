@@ -69,6 +69,8 @@ def check(values, runtime, expected):
         assert value.sharding.is_equivalent_to(abstract.sharding, value.ndim)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_what_matches_is_taken_bit_for_bit_on_any_layout_and_the_rest_is_drawn_as_ever(trained, saved):
     wider = replace(trained.train.model, mlp=96)
     values, runtime = initial(trained.train, InitFrom(str(trained.folder), paths=ATTENTION), wider)

@@ -124,7 +124,8 @@ def tuning(trained, hub):
     return of
 
 
-@pytest.mark.few(dora=(False,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     ("layout", "dora"),
     [(Layout(), False), (Layout({"data": 2, "tensor": 2}, zero=3), True)],
@@ -193,6 +194,8 @@ def test_there_is_room_beside_experts_and_tables_where_an_adapter_is_of_these(pa
     assert ServedAdapters({"one": "…"}, load_more=True, rank=40).room("base", trained) == Room(40, found.paths)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_beside_a_run_an_adapter_is_evaluated_as_merged(trained, peft, tuning, do, few, tmp_path):
     folder, _ = peft()
     ran = do(tuning(folder), tmp_path / "run")

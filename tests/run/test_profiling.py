@@ -40,6 +40,8 @@ def test_steps_before_the_one_that_a_run_continues_from_are_refused():
     assert steps_to_trace(False, 5, 12) is None
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_profiled_run_keeps_no_checkpoint_and_its_lines_add_up_beside_the_prediction(tiny, few, caches, tmp_path):
     tree = replace(tiny, execution=Execution(remat="full"))
     with few(1):

@@ -46,7 +46,8 @@ def served(monkeypatch):
     return found
 
 
-@pytest.mark.few(mesh=(None,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("mesh", [None, "{'data': 2, 'tensor': 2}"])
 def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mesh, trained, served, tmp_path, few):
     layout = None

@@ -129,6 +129,8 @@ def test_a_run_that_was_stopped_and_continued_is_bit_identical(tiny, trained, do
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_feed_goes_on_with_what_the_checkpoint_keeps_for_it(tiny, do, tmp_path):
     tiny = replace(tiny, data=Remembering(tiny.data), steps=6, checkpoints=Checkpoints(every=3), evaluation=None)
     whole = do(tiny, tmp_path / "whole")
@@ -138,6 +140,8 @@ def test_a_feed_goes_on_with_what_the_checkpoint_keeps_for_it(tiny, do, tmp_path
     assert records(ran.folder, "loss", "grad_norm") == records(whole.folder, "loss", "grad_norm")
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_what_was_written_after_the_last_checkpoint_is_cut_back_and_a_torn_line_tolerated(trained, do, copied):
     shutil.rmtree(copied / "checkpoints/12")
     with (copied / "metrics.jsonl").open("a") as metrics:
@@ -237,6 +241,8 @@ def test_a_disk_that_is_not_there_is_said_before_any_work(tiny, do, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_run_continues_where_a_step_is_computed_in_another_way(tiny, trained, do, tmp_path):
     do(tiny, tmp_path, steps=4)
     execution = Execution(remat="full", unroll=True, kernels={"attention": "xla"})
@@ -269,6 +275,8 @@ def test_a_run_of_experts_continues_with_another_dispatcher_margin_tier_and_comp
     np.testing.assert_allclose(records(tmp_path / "run", "loss"), records(tmp_path / "plain", "loss"), rtol=1e-5)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_mesh_of_fewer_devices_than_there_are_is_taken_and_said(tiny, do, tmp_path):
     ran = do(replace(tiny, layout=Layout({"data": 2}), evaluation=None), tmp_path, devices=8, steps=1)
     assert "Layout.mesh is of 2 of the 8 devices there are: the first are used" in ran.lines
@@ -310,6 +318,8 @@ def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, di
     assert (trained.folder / "config.gin").read_text() == before
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_run_begun_from_python_is_the_one_that_its_folder_records(tiny, do, tmp_path):
     # A list, a whole number and a path are a tuple, a float and a string when they come back from config.gin.
     folder = Path(tiny.data.sources[0].path)
@@ -446,7 +456,6 @@ def interrupting(number, when):
     return report
 
 
-@pytest.mark.few(when=("MFU =",))
 @pytest.mark.parametrize(
     ("number", "when", "least"),
     [
@@ -537,6 +546,8 @@ def test_a_run_that_has_but_local_checkpoints_begins_another_and_needs_not_what_
     assert "resumed from step 4" in do(local_tier(begun, tmp_path), folder, steps=5).lines
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_where_neither_folder_has_a_checkpoint_both_are_named(tiny, do, at_local_step, tmp_path):
     shutil.rmtree(tmp_path / "local")
     with pytest.raises(UserError, match=rf"no checkpoint in {at_local_step}/checkpoints, and none .*{tmp_path}/local'"):

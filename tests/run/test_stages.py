@@ -57,6 +57,8 @@ def test_a_mistake_costs_none_of_the_stages_that_come_before(fields, said, tiny,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_run_begins_with_what_its_stage_learned_and_continues_without_doing_it_again(tiny, do, few, tmp_path):
     stage = replace(tiny, steps=2, evaluation=None)
     teacher = {"teacher": Reference(tiny.model, "stage:base")}

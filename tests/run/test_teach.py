@@ -53,6 +53,8 @@ def test_it_distils_as_beside_the_teacher(chats, trained, files, do, tmp_path):
     assert 0 < bound < exact
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_file_for_other_tokens_is_refused_by_place(chats, files, tmp_path):
     record = json.loads(files[4].read_text().splitlines()[0])
     file, train = tmp_path / "one.jsonl", of(chats, tmp_path / "one.jsonl", 4)

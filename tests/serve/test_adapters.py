@@ -118,6 +118,8 @@ def check_merged(plain, adapters, requests, found):
         assert len(ids) == request.sampling.tokens
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_each_request_is_answered_as_by_its_merged_model(plain, adapters, engine, rng):
     """In chunks, with prefixes that others of other adapters have."""
     requests = asked(rng, adapters, 12)
@@ -142,6 +144,8 @@ def test_one_that_was_preempted_goes_on_with_its_adapter(plain, adapters, engine
     check_merged(plain, adapters, requests, [ids[number] for number in numbers])
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_adapters_of_eight_requests_in_one_batch_give_each_the_bits_that_it_gets_alone(room, adapters, engine, rng):
     requests = asked(rng, adapters, 8, logprobs=2)
     wide = dataclasses.replace(TIGHT, requests=8, tokens=64, cache_tokens=600)
@@ -166,6 +170,8 @@ def test_drafts_change_no_token_of_an_adapter(drafter, plain, room, adapters, en
     assert ids_of(loaded(Engine(*room, capacity=TIGHT, drafter=drafter), adapters), requests) == texts
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_texts_of_adapters_do_not_depend_on_the_layout(plain, adapters, rng):
     layout = {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()}
     requests = asked(rng, adapters, 6)

@@ -51,7 +51,8 @@ def expected(runtime, values, variables, pooling, ids):
     return found / np.linalg.norm(found) if pooling.normalise else found
 
 
-@pytest.mark.few(model=("encoder",), pooling=(Pooling("mean"),))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("pooling", [Pooling("mean"), Pooling("cls", normalise=False), Pooling("last")], ids=str)
 def test_an_embedding_is_the_pooled_output_of_a_texts_own_tokens(model, pooling, rng):
     embedder = Embedder([TextEncoder(*model, pooling, MOST)])
@@ -75,7 +76,8 @@ def test_in_a_crowd_an_embedding_has_the_bits_that_it_has_alone_and_nothing_is_c
     assert [encoder.compiles for encoder in encoders] == compiled
 
 
-@pytest.mark.few(model=("decoder",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_batches_of_several_texts_give_the_same_embeddings(model, monkeypatch, rng):
     """As accelerators have them; here in float32."""
     texts, one = drawn(rng, 9), Embedder([TextEncoder(*model, Pooling("mean"), MOST)])

@@ -66,6 +66,8 @@ def test_many_at_once_and_preempted_write_what_the_full_forward_pass_finds(famil
     assert engine.stats().preemptions > before
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_what_is_drawn_does_not_depend_on_what_runs_beside_it(family, rng):
     _, engine = family
     requests = drawn_requests(rng, 6, temperature=1.0)
@@ -97,6 +99,8 @@ def test_a_prefix_is_shared_within_one_text_alone(family, rng):
     assert [engine._scheduler.known(one) for one in sequences] == [8, 8, 0]
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_after_a_swap_the_text_is_read_by_the_new_weights(family, rng, seed):
     (runtime, *weights), _ = family
     others, engine = made(SCANNED, seed, execution=SCAN), Engine(runtime, *weights, capacity=TIGHT)

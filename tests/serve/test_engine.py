@@ -100,7 +100,8 @@ def test_greedy_tokens_are_those_of_the_full_forward_pass_for_every_family(famil
         assert len(ids) == request.sampling.tokens
 
 
-@pytest.mark.few(family=("alternating windows",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(family=("latents", "biased experts"))
 def test_a_requests_tokens_are_bit_for_bit_the_same_alone_and_in_a_crowd(family, rng):
     """Log-probabilities are compared, which show each bit of the logits."""
@@ -122,6 +123,8 @@ def test_text_does_not_depend_on_the_layout(small, engine, shared_seed, rng):
             assert ids == likeliest_draws(*small, request, ids)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_nothing_is_compiled_after_the_warm_up(small, rng):
     engine = Engine(*small, capacity=TIGHT)
     engine.warm_up()
@@ -254,6 +257,8 @@ def test_the_tokenizers_ends_are_tokens_as_others_where_they_are_ignored(small, 
     assert ids_of(engine, [Request(prompt, stopped)]) == [ids[: ids.index(ids[5]) + 1]]
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_text_that_comes_to_long_positions_is_written_as_if_it_had_been_long_from_the_start(seed, rng):
     scaling = LongRopeScaling((1.0,) * 4, (4.0, 3.0, 2.0, 1.5), original=24)
     runtime, values, variables = made(llama(rope=Rope(scaling=scaling)), seed)
@@ -267,7 +272,8 @@ def test_a_text_that_comes_to_long_positions_is_written_as_if_it_had_been_long_f
     assert ids[10:] == likeliest(runtime, values, variables, prompt, ids)[10:]
 
 
-@pytest.mark.few(dtype=("int8",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_a_quantised_cache_gives_nearly_the_same_log_probabilities(dtype, small, rng):
     request = Request(tuple(rng.integers(0, VOCAB, 20).tolist()), Sampling(1, temperature=0, logprobs=5))

@@ -73,6 +73,8 @@ def test_a_described_engine_has_the_pages_of_the_block_and_its_programs(model, d
     assert (hidden.shape, rows.shape) == ((1, size.tokens, width), (size.rows, width))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_guess_is_what_the_block_predicts_of_the_whole_text(model, drafted, rng):
     """Its pages hold what it would compute without them."""
     engine, drafts, seen = drafted, drafted._drafting._drafts, []

@@ -87,7 +87,8 @@ def check(found, expected):
     assert [f.is_greedy for f in found] == [e.is_greedy for e in expected]
 
 
-@pytest.mark.few(model=(LLAMA,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("model", [LLAMA, GEMMA, ANSWERS])
 def test_scores_are_those_of_a_plain_forward_pass(model, seed, rng):
     on = runtime_on(model, {})

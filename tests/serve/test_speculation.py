@@ -85,7 +85,8 @@ def with_sampling(requests, **fields):
     return [dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, **fields)) for r in requests]
 
 
-@pytest.mark.few(drafted=("other model",), temperature=(0.8,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_guesses_change_no_token_and_no_bit(temperature, plain, drafted, rng):
     """With prefixes that are shared, penalties, and preemption, as pages are few."""
@@ -217,6 +218,8 @@ def test_nothing_is_compiled_after_the_warm_up(drafted, rng):
     assert drafted.stats().compiles == compiled
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("drafted", ["look-up"], indirect=True)
 def test_right_guesses_save_steps(drafted):
     before, request = drafted.stats(), Request((1, 2, 3), Sampling(42, temperature=0, logit_bias={7: 100.0}))

@@ -129,6 +129,8 @@ def family(request, shared_seed):
     return parts, Engine(*parts, capacity=TIGHT)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_many_at_once_in_chunks_and_preempted_write_what_the_full_forward_pass_finds(family, rng):
     parts, engine = family
     long = [Request(tuple(rng.integers(0, VOCAB, 18).tolist()), Sampling(30, temperature=0)) for _ in range(3)]
@@ -166,6 +168,8 @@ def test_a_plan_counts_the_states_of_all_slots(family):
     assert program.cache_bytes() == pages + 2 * program.state_bytes()
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_rejected_guesses_leave_nothing_in_a_state(family, rng):
     (runtime, *weights), plain = family
     long = Request(tuple(rng.integers(0, VOCAB, 9).tolist()), Sampling(20, temperature=0))

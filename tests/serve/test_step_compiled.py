@@ -48,6 +48,8 @@ def check_in_place(report, program):
         assert step.memory["temporaries"] < program.cache_bytes() / LAYERS
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_on_a_cpu_pages_are_changed_in_place_and_the_weights_of_one_layer_at_a_time_are_copied():
     model = Llama(vocab=64, embed=128, layers=4, heads=4, kv_heads=4, mlp=512)
     runtime = Runtime(model, Layout(), devices=jax.devices()[:1])

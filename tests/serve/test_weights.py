@@ -90,7 +90,8 @@ def dequantized(runtime, stored):
     return nested(found)
 
 
-@pytest.mark.few(model=(LLAMA,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", [LLAMA, LATENTS], ids=["llama", "latents"])
 def test_logits_are_those_of_the_weights_stood_for_and_within_the_bound_of_the_models(model, dtype, seed, rng):

@@ -85,6 +85,8 @@ def test_a_plan_says_which_rows_are_not_the_defaults():
     assert mesh_text(Layout({"data": 2, "tensor": 4}, rows)) == "data 2 × tensor 4, seq, wide split, heads whole"
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_this_machine_is_a_target(config):
     found = plan_config(Question(config, "cpu:4"), 2)
     chip, (best, *_) = found.target.chip, found.plans

@@ -31,6 +31,8 @@ def shown(tmp_path, capsys):
     return of
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_the_schedule_that_runs_is_shown_with_bubble_and_memory(pipelined, shown):
     out = shown(pipelined(mesh={"pipe": 2, "data": 2}, microbatches=2))
     assert "pipeline: OneFOneB in lockstep, 2 stages, 2 microbatches\n" in out
@@ -77,6 +79,8 @@ def test_without_stages_there_is_nothing_to_show(pipelined, shown, tmp_path):
     assert not (tmp_path / "mesh-schedule.png").exists()
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_the_schedule_is_drawn_into_a_file_of_its_own_and_what_few_microbatches_cost_is_said(
     pipelined, shown, tmp_path
 ):
@@ -96,12 +100,15 @@ def assert_idle(out):
     )
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_schedule_is_named_with_what_was_chosen(pipelined, shown):
     out = shown(pipelined(4, mesh={"pipe": 2}, microbatches=2, schedule=Interleaved(virtual=2)))
     assert "pipeline: Interleaved(virtual=2, split=False) in lockstep, 2 stages" in out
 
 
-@pytest.mark.few(schedule=(ZeroBubbleH1(),))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     ("schedule", "time", "faster"),
     [(None, "16", r"Interleaved\(virtual=1, split=True\) would take 15, .*"), (ZeroBubbleH1(), "15", "no schedule .*")],

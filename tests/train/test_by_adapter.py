@@ -133,7 +133,8 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.few(problem=("dpo", "kto", "contrastive"))
+@pytest.mark.full
+@pytest.mark.draws(2)
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_each_adapter_becomes_what_it_is_alone(problem, rng, packed_batch):
     lora, fields = PROBLEMS[problem]
@@ -166,7 +167,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.few(name=("zero 3 sequence", "stages"))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
     """At a low rate: at a high one rounding grows from step to step."""

@@ -23,6 +23,8 @@ def formula(temperature, queries, positives, negatives):
     return jnp.mean(jnp.log(jnp.sum(jnp.exp(scores), axis=1)) - own)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_loss_and_gradient_are_those_of_the_paper(rng):
     objective = InfoNCE(examples=3, temperature=0.5)
     real, negative = rng.random((4, 3)) < 0.7, rng.random((4, 3)) < 0.5
@@ -57,7 +59,8 @@ def examples_of(rng, count):
     return [Example((document(), document(), document() if rng.random() < 0.5 else EMPTY), "") for _ in range(count)]
 
 
-@pytest.mark.few(devices=(4,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     ("layout", "devices", "each", "pooling"),
     [

@@ -98,7 +98,8 @@ def stepped(one, rng, random_parameters, batch):
     return jax.device_get(one.step(one.init(jax.tree.map(jnp.asarray, own)), one.place(batch))[1])
 
 
-@pytest.mark.few(devices=(4,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     ("layout", "devices", "each"),
     [
@@ -120,6 +121,8 @@ def test_a_step_is_that_of_the_global_batch(layout, devices, each, tiny, few, ra
     np.testing.assert_allclose(other["norms"], first["norms"], rtol=1e-3, atol=1e-8)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_policy_that_is_the_reference_has_no_divergence_and_adapters_learn_from_single_answers(tiny, few, rng):
     fields = {"transforms": (LoRA(rank=4),), "references": {"reference": AdaptersOff()}}
     one = made(tiny, few, layout=Layout({"data": 1}, microbatches=2), **fields)

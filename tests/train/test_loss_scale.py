@@ -40,7 +40,8 @@ def trained(program, packed_batch, seed, steps):
     return state, metrics
 
 
-@pytest.mark.few(layout=(SPLIT,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("layout", [ONE, SPLIT], ids=["one device", "split"])
 def test_a_scaled_loss_learns_what_float32_learns(layout, packed_batch, seed):
     _, expected = trained(program(), packed_batch, seed, 10)
@@ -51,6 +52,8 @@ def test_a_scaled_loss_learns_what_float32_learns(layout, packed_batch, seed):
         np.testing.assert_allclose(one["loss"], other["loss"], rtol=5e-2)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_an_overflow_lowers_the_scale_changes_nothing_else_and_is_recovered_from(packed_batch, seed):
     one = program(precision=scaled(initial=2.0**30))
     start = jax.device_get(one.init())
@@ -67,6 +70,8 @@ def test_an_overflow_lowers_the_scale_changes_nothing_else_and_is_recovered_from
     assert metrics[-1]["loss"] < metrics[0]["loss"]
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_an_overflow_at_the_floor_is_the_fault_that_it_is(packed_batch, seed):
     _, metrics = trained(program(precision=scaled(initial=2.0**40, floor=2.0**40)), packed_batch, seed, 1)
     assert not np.isfinite(metrics[0]["grad_norm"])

@@ -69,6 +69,8 @@ def test_what_cannot_be_is_refused(wrong, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_pooler_that_masked_tokens_do_not_reach_stays_as_it_was(rng, packed_batch, few):
     model, optimizer = Bert(64, 8, 1, 2, 8, positions=16, pooler=True), AdamW(Constant(1e-2), weight_decay=0.1)
     with few(1):

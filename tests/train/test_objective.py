@@ -110,7 +110,8 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.few(layout=LAYOUTS[2:3], objective=(Preference(),))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(layout=LAYOUTS[2:3])
 @pytest.mark.some(objective=(Preference(),))
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -145,6 +146,8 @@ def test_counts_of_microbatches_are_added_up_without_a_loop(rng, packed_batch):
     assert not {"scan", "while"} & {equation.primitive.name for equation in jax.make_jaxpr(count)(batch).eqns}
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_variable_is_updated_from_the_sums_of_the_global_batch_and_kept_in_the_state(first_step, rng, packed_batch):
     batch = packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)
     _, metrics, variables = first_step(batch, Layout({"data": 2}, microbatches=2), PenalisedLlama())

@@ -90,7 +90,8 @@ def updated(run, given, seed, steps=3):
     return state, run.evaluated(state)
 
 
-@pytest.mark.few(name=["AdamW"])
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(name=["Muon"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_from_files_is_the_update(name, given, seed, tmp_path):

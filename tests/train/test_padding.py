@@ -77,6 +77,8 @@ def test_given_parameters_are_those_of_the_model(padded, drawn):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), stored)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_an_update_on_stages_is_that_of_the_layers_alone(given, drawn):
     optimizer = Muon(RATE, AdamW(RATE))
     values, gradients = drawn(), [drawn() for _ in range(2)]

@@ -257,7 +257,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.few(objective=(OBJECTIVES[0],), change=("both",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda value: type(value).__name__)
 def test_a_step_does_not_depend_on_the_layout(objective, change, tiny, few, seed, random_parameters):
@@ -270,7 +271,8 @@ def test_a_step_does_not_depend_on_the_layout(objective, change, tiny, few, seed
     np.testing.assert_allclose(found[1], found[0], rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.few(objective=(OBJECTIVES[2],))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda value: type(value).__name__)
 def test_a_step_does_not_depend_on_packing(objective, tiny, few, seed, random_parameters):
     batch = answers_of(np.random.default_rng(seed), 4)
@@ -294,6 +296,8 @@ def test_the_gap_is_the_largest_difference_and_no_advantage_no_gradient(tiny, fe
     assert not found["policy"]
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_the_frozen_model_may_be_the_one_that_is_trained_without_its_adapters(tiny, few, rng):
     fields = {"transforms": (LoRA(rank=2),), "references": {"reference": AdaptersOff()}}
     one = made(tiny, GRPO(kl=0.5), few, **fields)

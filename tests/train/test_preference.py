@@ -123,7 +123,8 @@ def model_for(tiny, objective):
     return RewardModel(tiny.model) if isinstance(objective, Reward) else tiny.model
 
 
-@pytest.mark.few(objective=OBJECTIVES[:1])
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda one: type(one).__name__)
 def test_a_step_does_not_depend_on_packing_microbatches_or_layout(objective, tiny, few, random_parameters, seed):
     tiny = replace(tiny, model=model_for(tiny, objective))

@@ -88,6 +88,8 @@ def test_norms_are_those_of_each_parameters_gradient_in_the_order_of_the_paramet
     np.testing.assert_allclose(metrics["grad_norm"] ** 2, np.sum(metrics["norms"]), rtol=1e-5)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_the_old_states_memory_is_reused_and_the_step_is_compiled_once(half, begin, rng, packed_batch):
     state, batch = begin(half), half.place(packed_batch(rng, ROWS, SEQ, 64))
     for step in range(3):
@@ -157,6 +159,8 @@ def gradients_reduced(zero):
     return [shape for shape in inside if shape != "f32[]"], outside
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_gradient_accumulation_reduces_once_after_the_loop():
     """Explicit axes: no collective on gradients inside the loop over microbatches, only the loss's own scalar."""
     inside, outside = gradients_reduced(zero=1)
@@ -164,6 +168,8 @@ def test_gradient_accumulation_reduces_once_after_the_loop():
     assert any("f32[1,32,48]" in shape for shape in outside), "the gradient of a stacked matrix is reduced, once"
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_with_zero_2_gradients_are_reduced_in_each_microbatch_and_added_up_as_they_are_split():
     """What the loop carries of a matrix `layers 1, embed 32, mlp 48` is a fourth."""
     inside, _ = gradients_reduced(zero=2)

@@ -55,8 +55,8 @@ def examples_of(rng, count):
     return [Example((Document(ids, np.arange(len(ids)) == len(ids) - 1),), "") for ids in texts]
 
 
-@pytest.mark.few(devices=(4,), encodes=(False,))
-@pytest.mark.few(devices=(1,), encodes=(True,))
+@pytest.mark.full
+@pytest.mark.draws(2)
 @pytest.mark.parametrize("encodes", [False, True], ids=["the last token", "the first token"])
 @pytest.mark.parametrize(
     ("layout", "devices", "each"),
@@ -83,6 +83,8 @@ def test_a_step_is_that_of_the_global_batch(layout, devices, each, encodes, tiny
         np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_an_encoder_is_told_the_types_of_a_pairs_tokens(rng, bind, random_parameters):
     module = TextClassifier(Bert(301, 32, 1, 4, 64, positions=32, dropout=0.0), LABELS).build()
     module = bind(module, random_parameters(module, rng))

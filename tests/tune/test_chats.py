@@ -172,6 +172,8 @@ def test_examples_that_are_there_already_are_counted_named_and_dropped_where_ask
     assert all(f"x.jsonl:{number}" in said for number in (3, 5, 6))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_sources_are_drawn_from_by_their_weights_and_share_no_sequence(tmp_path, rng, caches):
     paths = [tmp_path / name for name in ("small.jsonl", "large.jsonl")]
     for path, count in zip(paths, (7, 60), strict=True):

@@ -101,6 +101,8 @@ def preferring(tiny):
     return replace(tiny, data=data, objective=SimPO(), steps=4, evaluation=Evaluation(every=2))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_run_reports_how_often_the_chosen_answer_is_the_better_one(preferring, do, tmp_path):
     ran = do(preferring, tmp_path / "run")
     records = [one for one in read_lines(ran.folder / "metrics.jsonl") if "eval_accuracy" in one]

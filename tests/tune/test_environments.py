@@ -127,6 +127,8 @@ def test_the_sampler_has_the_training_forwards_bits_in_every_turn(playing, few, 
     assert float(made.step(state, made.place(batch))[1]["logprob_gap"]) == 0
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_coroutines_of_any_duration_make_the_same_batch(made, playing, played):
     state, expected, plain, _ = played
     for _ in range(2):
@@ -135,6 +137,8 @@ def test_coroutines_of_any_duration_make_the_same_batch(made, playing, played):
         assert metrics == plain
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_processes_make_the_batch_of_threads_are_kept_and_end_with_the_feed(made, playing, played, tmp_path):
     state, expected, plain, _ = played
     data = replace(playing.data, environment=Without(folder=str(tmp_path)), environment_processes=3)
@@ -176,6 +180,8 @@ def chatting(tiny, few, caches):
         return data, program(replace(tiny, data=data, objective=GRPO()))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_an_episode_continues_a_chat_as_its_template_writes_it(chatting, begun, rng):
     """Of the questions of chats: an answer, what a tool says, and the prompt that opens the next answer."""
     data, made = chatting
@@ -239,8 +245,8 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(playing, do, tmp_path):
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(processes=(0,))
-@pytest.mark.few(how=("die",))
+@pytest.mark.full
+@pytest.mark.draws(4)
 @pytest.mark.parametrize(
     ("how", "processes"),
     [*((how, 0) for how in ("raise", "hang", "await", "number", "undefined", "reset")), ("hang", 3), ("die", 3)],

@@ -35,7 +35,8 @@ def learning(tiny, prompts, caches):
     return replace(tiny, data=data, objective=RLOO(), references=frozen, steps=4, evaluation=None)
 
 
-@pytest.mark.few(layout=("one",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_answers_reward_is_the_frozen_models_score_at_its_last_token(
     layout, learning, few, begun, random_parameters, rng
@@ -107,7 +108,8 @@ def test_a_run_learns_and_is_evaluated_by_the_scores_of_another_run(learning, ti
 # ---- what cannot be asked --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(staleness=(0,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_whose_judge_is_gone_saves_its_step_and_continues_from_it(staleness, learning, do, tmp_path, monkeypatch):
     data = replace(learning.data, rewards={"judge": likes.judged}, staleness=staleness)

@@ -52,6 +52,8 @@ def states(made, begun, rng):
     return [replace(begun(made, rng), step=np.int32(step)) for step in range(4)]
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("world", WORLDS)
 def test_where_a_part_is_a_whole_answer_batches_are_those_of_stale_rollouts(world, made, learning, states):
     whole, plain = (replace(learning.data, partial=partial, environment=WORLDS[world]) for partial in (99, 0))
@@ -75,6 +77,8 @@ def log_probabilities(made, state, batch):
     return np.take_along_axis(np.asarray(values), batch["targets"][..., None], -1)[..., 0]
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("world", WORLDS)
 def test_each_token_has_the_log_probability_of_the_weights_of_its_step(world, made, learning, states):
     """Batch `k` begins with the first state that sees it; the step that trains on it samples the rest of it."""
@@ -95,6 +99,8 @@ def test_each_token_has_the_log_probability_of_the_weights_of_its_step(world, ma
     assert several > 8
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_what_is_said_between_parts_is_what_the_environment_says_to_whole_answers(made, learning, states):
     """Each answer up to the token that ends it, and then as many as there were of them."""
     data, stops = replace(learning.data, environment=WORLDS["episodes"]), learning.data.sampling.stop_ids
@@ -110,6 +116,8 @@ def test_what_is_said_between_parts_is_what_the_environment_says_to_whole_answer
     assert turns > 8
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_an_environment_that_says_something_else_in_a_further_step_costs_its_episodes(made, learning, states):
     data = replace(learning.data, environment=Fickle(rounds=3))
     failed = [metrics["environment_failed"] for _, metrics in drawn(made, data, states)]
@@ -117,6 +125,8 @@ def test_an_environment_that_says_something_else_in_a_further_step_costs_its_epi
     assert min(failed[1:]) > 0
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_answers_that_waited_in_a_checkpoint_of_an_earlier_form_are_sampled_anew(made, learning, states):
     """`answers`, as of versions without episodes."""
     lines = []

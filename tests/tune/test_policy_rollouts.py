@@ -100,6 +100,8 @@ def test_the_samplers_log_probabilities_are_those_of_the_training_forward(name, 
     assert gap_of(made, state, batch) <= 1e-5
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_on_a_cpu_they_have_the_training_forwards_bits_where_all_sums_are_in_one_order(learning, few, begun, rng):
     """Sums over elements that XLA leaves to no library, and products with 64 columns and more than a row."""
     model = replace(learning.model, embed=64, heads=2, kv_heads=1, head_dim=64)
@@ -132,6 +134,8 @@ def counts(monkeypatch):
     return of
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_preempted_answer_keeps_its_log_probabilities(learning, few, begun, rng, counts):
     """So few pages that answers lose theirs, and are computed again."""
     found = counts(Capacity(8, 16, 32, page_size=4, cache_tokens=64))
@@ -242,6 +246,8 @@ def first_of(prepared, number):
     return [prepared.prompts.index(prompt) for prompt in prepared.drawn(7, number)]
 
 
+@pytest.mark.full
+@pytest.mark.draws(2)
 @pytest.mark.parametrize(("redraws", "dropped"), [(0, 0), (1, 2 / 4), (9, 3 / 5)])
 def test_so_many_times_at_most_and_no_prompt_twice_are_they_replaced(redraws, dropped, learning, few, begun, rng):
     data = replace(learning.data, rewards={"same": same_for_all}, redraws=redraws)
@@ -255,6 +261,8 @@ def test_so_many_times_at_most_and_no_prompt_twice_are_they_replaced(redraws, dr
     assert not batch["advantages"].any()
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(tiny, few, begun, rng):
     seen = []
 
@@ -434,6 +442,8 @@ def test_a_run_is_evaluated_before_its_first_step_and_continues_bit_for_bit(obje
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_every_failure_is_counted_and_no_run_ends_by_it(learning, do, tmp_path):
     ran = do(replace(learning, data=replace(learning.data, rewards={"bad": likes.raises}), steps=1), tmp_path / "run")
     ((_, failed, norm),) = ran.records("reward_failed", "grad_norm")
@@ -441,6 +451,8 @@ def test_every_failure_is_counted_and_no_run_ends_by_it(learning, do, tmp_path):
     assert sum("the reward 'bad'" in line and "8 of 8" in line for line in ran.lines) == 1
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_what_is_sampled_a_step_before_is_weighted_by_its_own_probabilities(learning, do, tmp_path):
     """Ratios other than one, which `logprob_gap` shows, from the second step on."""
     learning = replace(learning, data=replace(learning.data, staleness=1))
@@ -450,6 +462,8 @@ def test_what_is_sampled_a_step_before_is_weighted_by_its_own_probabilities(lear
     assert min(gaps) > 1e-4
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_stale_values_are_those_of_the_weights_that_sampled(learning, do, tmp_path):
     """The critic's are 0 at first, and clipped about what they were a step before from the second step on."""
     data, model = replace(learning.data, staleness=1), ActorCritic(learning.model)

@@ -73,7 +73,8 @@ def stored(ran, few):
     return jax.tree.leaves_with_path(Reader(ran.folder / "checkpoints").restore_parts(parts))
 
 
-@pytest.mark.few(devices=(1,), staleness=(1,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, staleness, rolling, do, few, tmp_path):
@@ -145,7 +146,8 @@ def test_each_batch_is_of_the_weights_that_it_is_drawn_with(one, prepared, begun
         assert any((feed.draw(states[1])[name] != drawn[0][name]).any() for name in drawn[0])
 
 
-@pytest.mark.few(staleness=(2,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(("staleness", "redraws"), [(1, 0), (2, 0), (1, 1)])
 def test_a_stale_batch_is_that_of_the_weights_so_many_steps_before(staleness, redraws, one, prepared, begun, rng):
     """Also after its feed was saved, as JSON, and opened again, with its own sequences alone."""
@@ -167,6 +169,8 @@ def test_a_stale_batch_is_that_of_the_weights_so_many_steps_before(staleness, re
             np.testing.assert_array_equal(batch[name], array[mine], err_msg=name)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_batches_that_waited_and_are_left_out_since_are_not_trained_on(one, prepared, begun, rng):
     state = begun(one, rng)
     stale = replace(prepared, config=replace(prepared.config, staleness=1))
@@ -211,6 +215,8 @@ def test_a_checkpoint_is_without_batches_whose_rewards_cannot_be_had(one, prepar
         assert feed.saved() == {}
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_process_is_given_its_own_sequences_and_left_out_batches_are_not_drawn(one, prepared, begun, rng):
     state, mine = begun(one, rng), np.array([1, 4, 5])
     with prepared.feed(FeedContext(7, one.runtime, start=2)) as feed:
@@ -272,6 +278,8 @@ def test_a_layout_with_what_is_left_is_told_by_the_devices_of_who_samples(one, p
             setup.sampler()
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_layout_that_cannot_shard_what_is_sampled_costs_no_stage(do, tmp_path):
     train = load(CONFIGS / "tune" / "quickstart_grpo.gin").tree
     data = replace(train.data, layout=Layout({"tensor": 2}))
@@ -293,6 +301,8 @@ def test_engines_that_share_the_requests_have_the_same_arrays(rolling, prepared,
     assert len(engine.weights(state)) == 2
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_weights_are_moved_to_another_layout_and_answer_as_before(rolling, prepared, few, begun, rng):
     requests = [Request(prompt.ids, Sampling(6, temperature=0)) for prompt in prepared.prompts]
     capacity, serving = Capacity(4, length=32), Layout({"tensor": 2})
@@ -317,6 +327,8 @@ def test_answers_are_carried_out_as_the_run_says_but_for_what_waits_on_the_host(
     assert not engine.runtime.execution.host
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("layout", [Layout({"tensor": 2}), Layout({"data": 2})], ids=["moved", "split"])
 def test_weights_that_were_moved_are_given_back_with_the_pages(layout, rolling, prepared, few, begun, rng):
     """Those that train are not, and answer again."""
@@ -407,6 +419,8 @@ def test_metrics_are_of_the_answers_that_have_a_reward():
     assert (failed["reward"], failed["reward_failed"]) == (3.0, 1)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(("rewards", "kept"), [(likes.never, 0), (likes.short, 1)])
 def test_answers_that_are_not_above_leave_padding(rewards, kept, one, prepared, begun, rng):
     above = 0 if rewards is likes.never else -np.inf

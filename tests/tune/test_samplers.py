@@ -48,7 +48,8 @@ def drawn(made, data, states, folder=None):
         return [(feed.draw(state), dict(feed.metrics)) for state in states], lines
 
 
-@pytest.mark.few(processes=(1,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_processes_sample_what_this_one_would_also_where_one_is_killed(processes, made, playing, begun, rng, tmp_path):
     """By the weights of each step, in the midst of their episodes; nothing of them is left at the end."""

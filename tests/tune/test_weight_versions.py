@@ -15,6 +15,8 @@ from models.llama import Llama
 MODEL = Llama(vocab=64, embed=32, layers=2, heads=4, kv_heads=2, mlp=48)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("transforms", [(), (LoRA(rank=2),)], ids=["all", "adapters"])
 def test_a_version_is_as_it_was_published_on_any_layout(transforms, tmp_path, rng):
     written = Runtime(MODEL, Layout({"data": 2}, zero=3), transforms=transforms, devices=jax.devices()[:2])

@@ -21,7 +21,8 @@ from axon.kernels.attention.xla import attention_xla
 QUERIES, KEYS, HEADS = 150, 180, 4
 
 
-@pytest.mark.few(mask=(Causal() & Window(70) & SameDocument(),))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("mask", [Everything(), Causal() & Window(70) & SameDocument()], ids=str)
 def test_the_blocked_form_is_the_formula_with_gradients_whether_its_start_is_constant_or_traced(mask, rng):
     q, k, v = (rng.normal(size=(2, n, h, 8)).astype(np.float32) for n, h in ((QUERIES, HEADS), (KEYS, 2), (KEYS, 2)))

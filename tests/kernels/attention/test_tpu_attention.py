@@ -140,7 +140,8 @@ SHAPES = {
 }
 
 
-@pytest.mark.few(name=("values narrower than keys",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_has_the_reference_s_values_and_gradients(name, rng):
     q, k, v, documents = draw(rng, **SHAPES[name])
@@ -148,7 +149,8 @@ def test_every_shape_has_the_reference_s_values_and_gradients(name, rng):
     check(rng, (q, k, v), AttentionConfig(MASKS[-1], 0.1), AttentionInputs((documents[:, start:], documents), start))
 
 
-@pytest.mark.few(features=(("cap", "sinks", "alibi_slopes"),))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(
     "features", [("cap",), ("sinks",), ("alibi_slopes",), ("cap", "sinks", "alibi_slopes")], ids="+".join
 )

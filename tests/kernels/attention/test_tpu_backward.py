@@ -68,7 +68,8 @@ MASKS = {
 }
 
 
-@pytest.mark.few(name=("a narrow window",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("name", MASKS)
 def test_gradients_are_the_reference_s_for_every_mask_start_and_group(name, rng):
     queries, keys, a, b = sizes(rng, (300, 600), (300, 600), (0, 300), (0, 300))

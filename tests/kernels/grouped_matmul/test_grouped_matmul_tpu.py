@@ -40,7 +40,8 @@ def owners(sizes, rows):
     return np.repeat(np.arange(len(sizes) + 1), [*sizes, rows - sum(sizes)])
 
 
-@pytest.mark.few(sizes=SIZES[:1], transposed=(True,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_product_in_many_tiles_is_that_of_the_formula_and_has_no_race(transposed, sizes, rng, watched):

@@ -92,7 +92,8 @@ def test_every_position_of_pages_that_no_tile_of_32_rows_divides_gets_its_token(
     assert relative(out, formula(problem, after, PLAIN)) < 1e-6
 
 
-@pytest.mark.few(dtype=("bfloat16",), given=(("sinks", "alibi_slopes"),), config=(CAP,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(dtype=("bfloat16", "int8"), given=(("sinks", "alibi_slopes"),))
 @pytest.mark.parametrize(("config", "division"), [(PLAIN, {}), (CAP, {"splits": 3}), (WINDOW, {"shares": 2})], ids=str)
 @pytest.mark.parametrize("given", [("sinks",), ("alibi_slopes",), ("sinks", "alibi_slopes")], ids=str)
@@ -148,6 +149,8 @@ def test_every_mixture_of_options_gives_the_formula(
     assert relative(out, formula(problem, after, config)) < 1e-6
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_problem, formula, check_cache):
     lengths = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 13)), min_size=4, max_size=4)
 

@@ -37,7 +37,7 @@ def test_a_row_has_the_same_bits_however_many_there_are(shape, turned, rng):
         np.testing.assert_array_equal(result(rows)[:, :, :16], expected[:, :, :rows])
 
 
-@pytest.mark.few(kv_heads=(1, 2))
+@pytest.mark.few(heads=(4,), kv_heads=(1,))
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size"), [(2, 2, 8, 4), (4, 1, 8, 4), (4, 2, 8, 4), (3, 3, 64, 16)]
 )

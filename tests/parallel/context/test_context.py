@@ -61,8 +61,8 @@ def draw(rng):
     return x, np.sort(rng.integers(0, 3, (2, SEQ)), axis=1).astype(np.int32)
 
 
-@pytest.mark.few(layout=LAYOUTS[6:7], mask=(PREFIX,))
-@pytest.mark.few(layout=LAYOUTS[13:14], mask=(LOCAL,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(mask=(LOCAL,), layout=[LAYOUTS[i] for i in (0, 2, 3, 4, 6, 8, 9, 10, 12, 14)])
 @pytest.mark.parametrize("mask", [FULL, LOCAL, PREFIX], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=described)

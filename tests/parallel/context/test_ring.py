@@ -82,6 +82,8 @@ def test_a_ring_is_attention_over_the_whole_sequence(mask, size, rng, placed, co
     check(placed, compiled, rng, size, AttentionConfig(mask, 0.4), 2 * size * int(rng.integers(1, 7)))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_ring_gives_cudnn_the_output_over_all_keys(rng, placed, compiled, monkeypatch):
     """From which, and not from what the ring computed, it takes D."""
 
@@ -95,7 +97,8 @@ def test_a_ring_gives_cudnn_the_output_over_all_keys(rng, placed, compiled, monk
     check(placed, compiled, rng, 2, AttentionConfig(FULL[-1], 0.4), 4 * int(rng.integers(1, 7)))
 
 
-@pytest.mark.few(size=(4,), reach=(3.5,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(size=(2,), reach=(0.1, 1.0, 9.0))
 @pytest.mark.some(size=(4,), reach=(1.5, 6.2))
 @pytest.mark.parametrize("size", [2, 4])

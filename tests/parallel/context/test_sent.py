@@ -32,7 +32,8 @@ def sent(text, dtype="f32"):
     return total
 
 
-@pytest.mark.few(size=(4,), gradients=(True,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "both"])
 def test_a_ring_sends_the_keys_and_values_of_all_other_devices_and_their_gradients(size, gradients, placed, program):
@@ -89,7 +90,8 @@ def test_an_exchange_gathers_latents_and_not_the_keys_and_values_of_all_heads(lo
     assert not [shape for shape in gathered if seq in shape and math.prod(shape) > BATCH * seq * latent]
 
 
-@pytest.mark.few(context=("ring",))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("context", ["ring", "ulysses", "usp", "gather"])
 def test_no_array_has_all_pairs_of_positions(context, placed, program):
     seq, mesh = 4096, {"context": 4, "ulysses": 2} if context == "usp" else {"context": 8}

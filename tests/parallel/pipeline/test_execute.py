@@ -146,7 +146,8 @@ def test_what_chunks_add_up_on_the_way_reaches_the_loss_and_its_gradient_comes_b
     compare(*case, rng, extras=True)
 
 
-@pytest.mark.few(case=SCHEDULES[3:4])
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("case", [SCHEDULES[1], SCHEDULES[3], SCHEDULES[6]], ids=str)
 def test_layers_need_not_be_as_many_on_every_stage(case, rng):
     compare(*case, rng, extras=True, missing=3)
@@ -162,7 +163,8 @@ ENDLESS = [
 """Without a flush: any table may be one period of a schedule that goes on."""
 
 
-@pytest.mark.few(case=ENDLESS[:1], extras=(True,))
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.some(extras=(True,))
 @pytest.mark.parametrize("extras", [True, False])
 @pytest.mark.parametrize("case", ENDLESS, ids=str)

@@ -117,6 +117,8 @@ def test_layers_that_a_recipe_leaves_are_as_without(plain, rounded):
     assert sizes[1] == pytest.approx((sizes[0] + sizes[2]) / 2)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_recipe_sends_rows_to_experts_a_byte_a_number():
     """One of the four exchanges of a layer, in half the bytes."""
     large, fields = {"embed": 4096, "batch": 64, "seq": 1024, "layers": 1}, {"remat": "none", "mesh": {"expert": 4}}

@@ -47,6 +47,8 @@ def stop(running: subprocess.Popen, client: httpx.Client) -> None:
     assert client.get("/health").status_code == 503
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_sigterm_lets_what_runs_end_refuses_what_is_new_and_exits_0():
     with process(0.02, 30) as (running, url), httpx.Client(base_url=url, timeout=20) as client:
         with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:

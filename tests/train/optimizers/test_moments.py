@@ -85,7 +85,8 @@ def test_8_bits_take_a_quarter_and_their_scales_lie_with_their_codes():
     assert held == 64 * 96 * 2 // 4 * (1 + 4 / 256)
 
 
-@pytest.mark.few(optimizer=IN_8_BITS[:1])
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("optimizer", IN_8_BITS, ids=named)
 def test_a_first_step_is_that_of_float32_and_what_is_kept_of_it_is_near(optimizer, rng, moved):
     """An update is in float32 between what is kept, of which there is nothing before the first."""

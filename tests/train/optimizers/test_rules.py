@@ -32,7 +32,8 @@ def drawn(draw, steps=3):
     return draw(), [draw() for _ in range(steps)]
 
 
-@pytest.mark.few(optimizer=[EVERY["Muon"]])
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("optimizer", EVERY.values(), ids=EVERY)
 def test_stacked_layers_learn_as_they_would_one_by_one(optimizer, parameters, draw, moved, unstacked):
     values, gradients = drawn(draw)

@@ -2,15 +2,16 @@
 
 import ctypes
 import os
+import re
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The system's memory, and the files of a container's limit (control groups 2 and 1)."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""glibc's `mallopt` options: the free memory above which some is returned to the system (-1: never), and how many
-allocations may be memory mappings of their own, which are returned when freed."""
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+"""glibc's `mallopt` options: the free memory above which some is returned to the system (-1: never), how many
+allocations may be memory mappings of their own, which are returned when freed, and how many arenas threads share."""
 
 
 def choose_platform() -> None:
@@ -33,7 +34,8 @@ def keep_freed_memory() -> None:
 
     A step's temporaries are one allocation; otherwise its pages would be requested from the system, and zeroed, at
     every step. glibc can keep it in its main arena only, which is the main thread's, so programs then run in the main
-    thread (no asynchronous dispatch). `axon train` calls this, and your own script may: before JAX creates its devices.
+    thread (no asynchronous dispatch). Those of several devices each have a thread: all threads then share the arena, in
+    which compiling takes longer. `axon train` calls this, and your own script may: before JAX creates its devices.
     """
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         return
@@ -44,6 +46,14 @@ def keep_freed_memory() -> None:
     if mallopt is not None:  # glibc's; other libraries have none
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
+        if _several_devices(jax.config.jax_num_cpu_devices):
+            mallopt(_M_ARENA_MAX, 1)
+
+
+def _several_devices(configured: int) -> bool:
+    """Whether JAX will have several CPU devices, by its configuration or XLA's flags."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return configured > 1 or bool(re.search(r"--xla_force_host_platform_device_count=(?!1\b)\d", flags))
 
 
 def cache_compiled_code(folder: Path) -> None:

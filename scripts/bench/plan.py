@@ -11,6 +11,7 @@ from scipy.stats import kendalltau
 from axon.axes import Execution
 from axon.chips.target import Target
 from axon.errors import UserError
+from axon.launch.host import keep_freed_memory
 from axon.layout import Layout, Placement
 from axon.plan.predict.seconds import seconds
 from axon.plan.predict.shards import Shards, Split
@@ -98,5 +99,6 @@ def _stepper(program: Program, batch: Any) -> Callable[[], object]:
 def _have_devices() -> None:
     with suppress(RuntimeError):  # JAX has its devices already
         jax.config.update("jax_num_cpu_devices", DEVICES)
+        keep_freed_memory()
     if len(jax.devices(CPU)) < DEVICES:
         raise UserError(f"axon bench plan needs {DEVICES} devices, and JAX has {len(jax.devices(CPU))} here")

@@ -54,8 +54,9 @@ ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: each page is one 
 if sys.argv[1] == "keep":
     keep_freed_memory()
 import jax, jax.numpy as jnp
-square = jax.jit(lambda x: (x @ x) @ (x @ x).T)  # 4,096 pages are made, used and freed
-x = jnp.ones((2048, 2048))
+square = jax.jit(jax.vmap(lambda x: (x @ x) @ (x @ x).T))  # 4,096 pages are made, used and freed
+rows = jax.NamedSharding(jax.make_mesh((len(jax.devices()),), ("row",)), jax.P("row"))
+x = jax.device_put(jnp.ones((len(jax.devices()), 2048, 2048)), rows)
 faults = []
 for _ in range(9):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -66,10 +67,13 @@ print(json.dumps(faults))
 
 
 @pytest.mark.full
-def test_a_step_finds_the_memory_of_the_step_before():
+@pytest.mark.draws(2)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_step_finds_the_memory_of_the_step_before(devices):
     def faults(mode):
         command = [sys.executable, "-c", FAULTS, mode]
-        made = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, check=True)
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        made = subprocess.run(command, env=os.environ | flags, capture_output=True, check=True)
         return json.loads(made.stdout)[4:]
 
     # Of a few steps, as XLA's threads may take some of the memory in between, or leave some.

@@ -185,8 +185,6 @@ def noisy(packed_batch) -> Trained:
     return train(two_bw({"pipe": 2}, microbatches=3, rows={"embed_out": None}), Mixers(), packed_batch)
 
 
-@pytest.mark.full
-@pytest.mark.draws(1)
 def test_each_step_applies_the_gradients_of_the_batch_before_at_the_weights_it_began_with(noisy):
     compare(noisy)
 

@@ -104,6 +104,8 @@ def test_a_sequence_has_examples_of_one_adapter_and_says_which(at_once):
     assert split.batch(np.array([-1]))["adapters"].tolist() == [-1]
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_each_adapters_loss_is_recorded_and_printed(ran):
     records = read_lines(ran.folder / "metrics.jsonl", {})
     for name in NAMES:
@@ -228,6 +230,8 @@ def test_another_run_starts_from_an_adapter(ran, do, few, tmp_path):
         np.testing.assert_allclose(logits_by(str(mine.folder)), logits_by(f"{ran.folder}:copy"), atol=1e-4)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize(("name", "said"), [("", "not one model: several"), (":cpoy", "no adapter 'cpoy'")])
 def test_a_name_of_no_adapter_is_refused_with_those_there_are(ran, name, said):
     with pytest.raises(UserError, match=said) as error:

@@ -65,7 +65,7 @@ class Equations:
             {n: of for n, of in enumerate(results) if made.isdisjoint(_variables(of)) != late} for late in (False, True)
         )
         read = {v for one in after for v in _read(one)} | {v for of in second_gives.values() for v in _variables(of)}
-        again, left = _left(first, read)
+        again, left = _left(first, read, {*given, *traced.jaxpr.constvars})
         return Equations(
             _part(traced, given, [*_joined(first_gives), *left], first),
             _part(
@@ -148,8 +148,11 @@ def _contracts(one: core.JaxprEqn) -> bool:
     return one.primitive == primitives.dot_general_p or any(True for _ in core.jaxprs_in_params(one.params))
 
 
-def _left(first: Sequence[core.JaxprEqn], read: set[core.Var]) -> tuple[set[int], list[core.Var]]:
-    """Of what the second part reads: the equations of the first, by id, that it does again; and what it is left."""
+def _left(
+    first: Sequence[core.JaxprEqn], read: set[core.Var], at_hand: set[core.Var]
+) -> tuple[set[int], list[core.Var]]:
+    """Of what the second part reads: the equations of the first, by id, that it does again; and what it is left. What
+    is `at_hand` it has anyway: a layer's part of what is kept of all."""
     read, again, left = set(read), set(), []
     for one in reversed(first):
         source = _read(one)
@@ -158,7 +161,7 @@ def _left(first: Sequence[core.JaxprEqn], read: set[core.Var]) -> tuple[set[int]
                 if (
                     one.primitive.name in FREE
                     and len(source) == 1
-                    and bytes_per_device(source[0].aval) <= bytes_per_device(value.aval)
+                    and (source[0] in at_hand or bytes_per_device(source[0].aval) <= bytes_per_device(value.aval))
                 ):
                     again.add(id(one))
                     read.update(source)

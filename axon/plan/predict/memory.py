@@ -50,7 +50,7 @@ def kept(shards: Shards) -> dict[str, float]:
     times = SUMS[split.placement.platform] if split.stages > 1 else 2 if shards.layout.microbatches > 1 else 1
     parts = {**split.state, "gradients": times * split.gradients}
     parts |= dict.fromkeys(away(shards.execution), 0.0)
-    return {kind: size * shards.padding for kind, size in parts.items() if size}
+    return {kind: size for kind, size in parts.items() if size}
 
 
 def away(execution: Execution) -> list[str]:
@@ -60,9 +60,9 @@ def away(execution: Execution) -> list[str]:
 
 def on_host(shards: Shards) -> float:
     """Bytes of the host's memory that a device's state and activations take."""
-    state = sum(shards.split.state[kind] for kind in away(shards.execution)) * shards.padding
+    state = sum(shards.split.state[kind] for kind in away(shards.execution))
     numbers = range(len(shards.split.work.periods))
-    waits = shards.tokens * sum(shards.periods(n) / shards.virtual * shards.sent(n) for n in numbers)
+    waits = shards.tokens * sum(shards.places[n] * shards.sent(n) for n in numbers)
     return state + waits * (shards.run.pools.inputs if shards.split.stages > 1 else 1)
 
 
@@ -70,14 +70,16 @@ def _activations(shards: Shards) -> float:
     """What waits between forward and backward: of all layers, or in the slots of a pipeline's table; and of what waits
     on the host one period's, on its way."""
     numbers = range(len(shards.split.work.periods))
-    of_token = shards.split.waiting(shards.waits.here, lambda number: shards.periods(number) / shards.virtual)
+    of_token = shards.split.waiting(shards.waits.here, lambda number: shards.places[number])
     if shards.waits.input:
-        of_token -= sum(shards.periods(n) / shards.virtual * shards.split.inputs[n] for n in numbers)
+        of_token -= sum(shards.places[n] * shards.split.inputs[n] for n in numbers)
     of_chunk, sent = shards.tokens * of_token, shards.tokens * max(map(shards.sent, numbers))
     if shards.split.stages == 1:
         return of_chunk + sent
     stream, pools = shards.stream / shards.split.stream_split, shards.run.pools
-    return pools.inputs * of_chunk + sent + (pools.inputs + pools.gradients + 2) * stream
+    left = shards.tokens * sum(shards.places[n] * shards.split.left[n, shards.waits.computed] for n in numbers)
+    after = pools.gradients * left if shards.splits else 0.0
+    return pools.inputs * of_chunk + after + sent + (pools.inputs + pools.gradients + 2) * stream
 
 
 def _layer(shards: Shards, number: int) -> float:

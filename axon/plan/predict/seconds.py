@@ -197,12 +197,14 @@ class _Clock:
 
     def moved(self, number: int) -> float:
         """Bytes of a token through the memory in a period, besides its products'. An operand that is rounded is read
-        for its scale and for its values, in the forward what comes in and in the backward the gradient of what left."""
+        for its scale and for its values, in the forward what comes in and in the backward the gradient of what left.
+        What lies between the parts of a split backward is written and read once more."""
         split = self.shards.split
         rounded = (
             split.work.periods[number].rounded_elements / split.size(split.tensor_axes) * (2 * split.work.compute + 1)
         )
-        return PASSES * split.kept[number, "none"] + rounded + self.merged(number) + self.reordered(number)
+        left = 2 * split.left[number, self.shards.waits.computed] if self.shards.splits else 0.0
+        return PASSES * split.kept[number, "none"] + rounded + left + self.merged(number) + self.reordered(number)
 
     def merged(self, number: int) -> float:
         """Bytes of a token that the steps of a ring merge: outputs over a part of the keys, and gradients."""

@@ -15,9 +15,11 @@ from axon.layout import KINDS, Layout, Placement
 from axon.layout.table import Schedule
 from axon.nn.param import ParamSpec
 from axon.parallel.pipeline import Action, OneFOneB, lockstep
+from axon.parallel.pipeline.partition import partition, width
 from axon.parallel.pipeline.rows import Pools, rows
 from axon.plan.predict.kernels import ExpertsWork
-from axon.plan.predict.work import STREAM, Kept, Period, Work, matrix_flops
+from axon.plan.predict.traced import STREAM, Kept
+from axon.plan.predict.work import Period, Work, matrix_flops
 
 PIPE = "pipe"
 
@@ -101,13 +103,13 @@ class Split:
     @cached_property
     def kept(self) -> Mapping[tuple[int, Remat], float]:
         """(number of the segment, policy) → bytes that one of its periods keeps of a token."""
-        heads = self.size(self.tensor_axes)
-        kv_heads = self.size(self.placement.mesh_axes("kv_heads"))
+        return self._of_policies(lambda period: period.kept)
 
-        def of(kept: Kept) -> float:
-            return kept.of(self.stream_split, heads, kv_heads)
-
-        return {(i, policy): of(kept) for i, one in enumerate(self.work.periods) for policy, kept in one.kept.items()}
+    @cached_property
+    def left(self) -> Mapping[tuple[int, Remat], float]:
+        """(number of the segment, policy) → bytes of a token that wait in one of its periods between the two parts of a
+        split backward."""
+        return self._of_policies(lambda period: period.left)
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:
@@ -194,8 +196,9 @@ class Split:
         return tuple(max(map(self._elements, own), default=0.0) / self.work.embed for own in heads)
 
     def bytes(self, specs: Iterable[ArraySpec], kind: str | None = None) -> float:
-        """Bytes of the shards of `specs`, of their own kind of array or another."""
-        return sum(spec.nbytes / self._shards(spec.axes, kind or spec.kind) for spec in specs)
+        """Bytes of the shards of `specs`, of their own kind of array or another. Of layers each stage of a pipeline
+        stores as many as any."""
+        return sum(spec.nbytes * self._padding(spec) / self._shards(spec.axes, kind or spec.kind) for spec in specs)
 
     def gathered(self, weights: Mapping[str, ParamSpec]) -> list[Gathered]:
         """Weights, by path, as a device uses them: those with the same mesh axes together."""
@@ -216,6 +219,15 @@ class Split:
         return math.prod(self.placement.mesh.shape[axis] for axis in mesh_axes)
 
     # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _of_policies(self, of: Callable[[Period], Mapping[Remat, Kept]]) -> Mapping[tuple[int, Remat], float]:
+        heads = self.size(self.tensor_axes)
+        kv_heads = self.size(self.placement.mesh_axes("kv_heads"))
+        return {
+            (number, policy): kept.of(self.stream_split, heads, kv_heads)
+            for number, period in enumerate(self.work.periods)
+            for policy, kept in of(period).items()
+        }
 
     def _elements(self, spec: ParamSpec) -> float:
         """Of one layer's weight while it is used."""
@@ -259,6 +271,11 @@ class Split:
     def _copies(self, period: Period) -> float:
         experts = [spec for spec in period.matrices.values() if "experts" in spec.own]
         return period.chosen * _experts_in(experts[0]) if experts else 0.0
+
+    def _padding(self, spec: ArraySpec) -> float:
+        """How many layers are stored for each that an array has."""
+        count = spec.shape[0] if spec.axes[:1] == ("layers",) else self.stages
+        return math.ceil(count / self.stages) * self.stages / count
 
     def _shards(self, names: Names, kind: str) -> int:
         return math.prod(self.placement.num_shards(name, kind) for name in names)
@@ -313,18 +330,29 @@ class Shards:
         return _run(self.schedule, self.split.stages, self.layout.microbatches)
 
     @cached_property
-    def padding(self) -> float:
-        """How much longer the layers are with the places of a pipeline's chunks that none takes."""
-        chunks, times = self.split.stages * self.virtual, [period.times for period in self.split.work.periods]
-        return sum(math.ceil(one / chunks) * chunks for one in times) / sum(times)
+    def places(self) -> tuple[int, ...]:
+        """Of each segment, for how many periods every chunk has places, as the executor cuts the model."""
+        periods = self.split.work.periods
+        costs = tuple(period.forward for period in periods)
+        return _places(tuple(period.times for period in periods), costs, self.split.stages * self.virtual)
 
-    def periods(self, number: int) -> float:
-        """How many periods of a segment a device runs."""
-        return self.split.work.periods[number].times * self.padding / self.split.stages
+    @property
+    def splits(self) -> bool:
+        """Whether backwards are in two parts."""
+        return self.split.stages > 1 and self.run.ticks[Action.BACKWARD_WEIGHT] > 0
+
+    def periods(self, number: int) -> int:
+        """How many periods of a segment a device runs, those of places that no layer takes among them."""
+        return self.places[number] * self.virtual
 
 
 def _experts_in(spec: ParamSpec) -> int:
     return dict(zip(spec.axes, spec.shape, strict=True))["experts"]
+
+
+@lru_cache(maxsize=512)
+def _places(times: tuple[int, ...], costs: tuple[float, ...], chunks: int) -> tuple[int, ...]:
+    return tuple(map(width, partition(times, costs, chunks)))
 
 
 @lru_cache(maxsize=512)

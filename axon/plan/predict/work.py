@@ -6,14 +6,12 @@ policy is what JAX keeps, and FLOPs are those of its program.
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.extend.core import Var
 
 from axon.axes import ArraySpec
 from axon.axes.execution import Remat
@@ -21,40 +19,17 @@ from axon.errors import UserError
 from axon.kernels.attention import NAME as ATTENTION
 from axon.nn.capabilities import ChoosesExperts, NamesActivations
 from axon.nn.flops import forward_flops, matmul_flops, paths_in, training_flops
-from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.low_precision import LowPrecision
 from axon.nn.param import Param, ParamSpec
-from axon.plan.flops import count_jaxpr, flops_of_kernels
 from axon.plan.predict.policies import names_by_module
+from axon.plan.predict.traced import LAYERS, Kept, Traced, trace
 from axon.precision import Recipe
-from axon.runtime import Runtime, nested
+from axon.runtime import Runtime
 from axon.train.optimizers import frozen_paths
 from axon.train.step import Program
 
-LAYERS, STORED = "layers/", "/base"
-FLASH = "axon_attention"
-"""How the names of attention's kernels begin."""
-
-STREAM, HEADS, KV_HEADS, TOKENS = "stream", "heads", "kv_heads", "tokens"
-"""How a kept array is split besides by its tokens: as the stream between blocks, over what splits heads and widths of
-MLPs, over what splits heads of keys, or not at all."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What waits of each token between forward and backward: bytes by how they are split.
-
-    `shared`: of these, what is the same for all layers, as angles by position are: it waits once.
-    """
-
-    bytes: Mapping[str, float]
-    shared: float = 0.0
-
-    def of(self, stream: float, heads: float, kv_heads: float) -> float:
-        """Bytes of a token, its parts divided by these."""
-        by = {STREAM: stream, HEADS: heads, KV_HEADS: kv_heads, TOKENS: 1.0}
-        return sum(size / by[split] for split, size in self.bytes.items())
+STORED = "/base"
 
 
 @dataclass(frozen=True)
@@ -69,7 +44,8 @@ class Period:
         narrow: the share of 8-bit products. rounded_elements: of a token, in their operands. dispatched: bytes of an
             element that is sent to its expert, ÷ those of one in the compute dtype.
         kept: of each policy. repeated: of each policy the share of the forward that the backward computes again, but
-            for attention over pairs, of which `again` is that share.
+            for attention over pairs, of which `again` is that share. left: of each policy what the part of a split
+            backward for the inputs leaves for that for the weights.
     """
 
     times: int
@@ -84,6 +60,7 @@ class Period:
     rounded_elements: float
     dispatched: float
     kept: Mapping[Remat, Kept]
+    left: Mapping[Remat, Kept]
     repeated: Mapping[Remat, float]
     again: Mapping[Remat, float]
 
@@ -196,7 +173,7 @@ def _period(
     forward = sum(each)
     attention = sum(_over_pairs(block, seq) for block in blocks.values())
     whole = sum(training_flops(b, seq, paths_in(f"{LAYERS}{kind}", frozen)) for kind, b in blocks.items())
-    traced = {policy: _traced(program, number, frozen, policy) for policy in policies}
+    traced = {policy: trace(program, number, frozen, policy) for policy in policies}
     repeated, again = _repeated(traced, forward, whole, attention)
     routers = [m for block in blocks.values() for _, m in nnx.iter_modules(block) if isinstance(m, ChoosesExperts)]
     chosen = max((chosen / experts for chosen, experts in (one.chosen_experts for one in routers)), default=1.0)
@@ -215,13 +192,14 @@ def _period(
         rounded_elements=sum(share * _operands(spec) for spec, share in narrow),
         dispatched=1 - dispatched * (1 - 1 / program.runtime.compute_dtype.itemsize),
         kept={policy: one.kept for policy, one in traced.items()},
+        left={policy: one.left for policy, one in traced.items()},
         repeated=repeated,
         again=again,
     )
 
 
 def _repeated(
-    traced: Mapping[Remat, "_Traced"], forward: float, whole: float, attention: float
+    traced: Mapping[Remat, Traced], forward: float, whole: float, attention: float
 ) -> tuple[dict[Remat, float], dict[Remat, float]]:
     """Of each policy the shares of the forward that the backward computes again: of what multiplies weights, and of
     attention over pairs; one for both where no kernel of attention tells them apart."""
@@ -255,87 +233,3 @@ def _operands(spec: ParamSpec) -> int:
     """Elements of a token in a matrix's input and output."""
     inputs = math.prod(size for name, size in zip(spec.axes, spec.shape, strict=True) if name in spec.inputs)
     return inputs + math.prod(spec.shape[spec.stack :]) // inputs
-
-
-class _Traced(NamedTuple):
-    """A period, forward and backward, under a policy: what it keeps of a token, FLOPs of one, and those of kernels of
-    attention among them."""
-
-    kept: Kept
-    flops: float
-    attention: float
-
-
-def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat) -> _Traced:
-    """One period under a policy. No kernel is asked for by name: a chip that is not here has none."""
-    runtime, seq, spans = program.runtime, program.seq, program.module.layers.spans
-    parameters = {path: _one_layer(path, spec) for path, spec in runtime.parameters.items()}
-    still = {path: parameters.pop(path) for path in frozen}
-    variables = {path: _one_layer(path, spec) for path, spec in runtime.variables.items()}
-    stream = jax.ShapeDtypeStruct((1, seq, runtime.module.dims["embed"]), runtime.compute_dtype)
-    ids = jax.ShapeDtypeStruct((1, seq), jnp.int32)
-
-    def forward_and_backward(parameters: Any, still: Any, variables: Any, x: Any, ids: Any) -> Any:
-        def forward(parameters: Any, x: Any) -> Any:
-            module = runtime.bind(nested(parameters | still), nested(variables))
-            periods = [jnp.arange(int(place == number)) for place in range(len(spans))]
-            inputs = Inputs(ids, ids, ids, adapters=ids[:, 0])
-            return module.layers.part(x, inputs, periods, [None] * len(spans))[0]
-
-        y, backward = jax.vjp(forward, parameters, x)
-        return jax.tree.leaves(backward), backward(y)
-
-    with runtime.tracing(execution=replace(runtime.execution, remat=remat, kernels={})):
-        arguments = parameters, still, variables, stream, ids
-        traced, (kept, _) = jax.make_jaxpr(forward_and_backward, return_shape=True)(*arguments)
-    weights = {(shape, spec.dtype) for spec in (parameters | still).values() for shape in (spec.shape, spec.shape[1:])}
-    varies = _varies(traced.jaxpr, len(jax.tree.leaves(arguments[:4])))
-    found = [
-        (own, *_of_token(runtime.module.dims, one, seq))
-        for one, own in zip(kept, varies, strict=False)  # the outputs after those are gradients
-        if (one.shape, one.dtype) not in weights
-    ]
-    sizes: dict[str, float] = dict.fromkeys((STREAM, HEADS, KV_HEADS, TOKENS), 0.0)
-    for own, split, size in found:
-        sizes[split if own else TOKENS] += size
-    waits, attention = (
-        Kept(sizes, sum(size for own, _, size in found if not own)),
-        flops_of_kernels(traced.jaxpr, FLASH),
-    )
-    return _Traced(waits, count_jaxpr(traced.jaxpr).flops / seq, attention / seq)
-
-
-def _varies(jaxpr: Any, inputs: int) -> list[bool]:
-    """Of each output whether it depends on one of the first `inputs`: a layer's weights, or its stream. The others are
-    of positions alone."""
-    found = set(jaxpr.invars[:inputs])
-
-    def depends(one: Any) -> bool:
-        return isinstance(one, Var) and one in found
-
-    for equation in jaxpr.eqns:
-        if any(map(depends, equation.invars)):
-            found.update(equation.outvars)
-    return list(map(depends, jaxpr.outvars))
-
-
-def _one_layer(path: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
-    shape = (1, *spec.shape[1:]) if path.startswith(LAYERS) else spec.shape
-    return jax.ShapeDtypeStruct(shape, spec.dtype)
-
-
-def _of_token(dims: Mapping[str, int], one: jax.ShapeDtypeStruct, seq: int) -> tuple[str, float]:
-    """How a kept array is split, and its bytes of a token; nothing of masks, and of what is not of tokens."""
-    if one.dtype == bool or not any(size and size % seq == 0 for size in one.shape):
-        return TOKENS, 0.0
-    width = math.prod(one.shape) / seq
-    return _split(dims, one.shape, width), width * one.dtype.itemsize
-
-
-def _split(dims: Mapping[str, int], shape: tuple[int, ...], width: float) -> str:
-    head_dim = dims.get("head_dim", 1)
-    if shape[-1] == dims["embed"] and len(shape) == 3:
-        return STREAM
-    if width == dims.get("kv_heads", 0) * head_dim:
-        return KV_HEADS
-    return HEADS if width > 2 * head_dim or width == dims.get("heads") else TOKENS

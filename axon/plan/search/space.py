@@ -13,7 +13,7 @@ from axon.chips.target import Target
 from axon.layout import Layout
 from axon.layout.table import Rows, Schedule
 from axon.nn.capabilities import HasDims
-from axon.parallel.pipeline import Interleaved, OneFOneB
+from axon.parallel.pipeline import Interleaved, OneFOneB, ZeroBubbleH1
 from axon.plan.search.tables import Matrix, table
 from axon.train.step import Program
 
@@ -201,10 +201,12 @@ class Space:
             yield None
             return
         yield OneFOneB()
-        for virtual in (2, 4, 8):
-            fits = -(-self._depth // stages) >= virtual and 2 * stages * virtual * microbatches <= MOST_CELLS
-            if fits and microbatches % stages == 0:
-                yield Interleaved(virtual)
+        if 3 * stages * microbatches <= MOST_CELLS:
+            yield ZeroBubbleH1()
+        for virtual, split in product((2, 4, 8), (False, True)):
+            cells = (3 if split else 2) * stages * virtual * microbatches
+            if -(-self._depth // stages) >= virtual and microbatches % stages == 0 and cells <= MOST_CELLS:
+                yield Interleaved(virtual, split)
 
 
 def _microbatches(sequences: int, stages: int) -> list[int]:

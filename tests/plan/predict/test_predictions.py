@@ -8,17 +8,21 @@ from axon.chips import CHIPS
 from axon.chips.target import Target
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.nn.router import Routing
 from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, figures, lockstep
+from axon.parallel.pipeline.partition import width
 from axon.plan.memory import arguments
 from axon.plan.predict.memory import memory
 from axon.plan.predict.policies import policies_of
 from axon.plan.predict.seconds import BUBBLE, EXPERTS, GRADIENTS, PRODUCTS, REPEATED, TENSOR, WEIGHTS, seconds
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
+from axon.plan.slots import slot_sizes
 from axon.train.masked import MaskedToken
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.bert import Bert
+from models.deepseek import DeepSeek
 
 STREAM = {"seq.residual": ("context", "tensor")}
 
@@ -80,7 +84,26 @@ def test_state_is_that_of_the_real_program(dense, devices, fields):
 def test_places_that_no_layer_takes_are_paid_for():
     work = Work.of(program(layers=3), ["none", "full"])
     even, padded = (shards(work, p, mesh={"pipe": p}, pad_layers=True, microbatches=4) for p in (3, 2))
-    assert (even.padding, padded.padding) == (1, 4 / 3)
+    assert (even.periods(0), padded.periods(0)) == (1, 2)
+    layout = Layout(mesh={"pipe": 2}, pad_layers=True, microbatches=4)
+    assert memory(padded).parts["parameters"] == pytest.approx(arguments(program(layout, 2, layers=3))["parameters"])
+
+
+@pytest.mark.parametrize(("virtual", "layers", "dense"), [(1, 11, 3), (2, 13, 2), (1, 6, 5)])
+def test_a_stage_runs_as_many_periods_of_each_segment_as_in_the_real_program(virtual, layers, dense):
+    """The cut is the executor's: where segments cost differently no stage has as many of each as another."""
+    sizes = {"vocab": 128, "embed": 32, "heads": 4, "mlp": 512, "expert_mlp": 16, "layers": layers, "shared": 0}
+    model = DeepSeek(**sizes, first_dense=dense, routing=Routing(4, 2), q_latent=None, kv_latent=16)
+    layout = Layout(mesh={"pipe": 4}, pad_layers=True, microbatches=4, schedule=Interleaved(virtual))
+
+    def of(layout, devices):
+        parts = {"batch": 8, "seq": 16, "placement": Placement.described(layout, devices, "tpu")}
+        return Program(model, layout, AdamW(Constant(1e-3)), **parts)
+
+    found = shards(Work.of(of(Layout(mesh={"data": 1}), 1), ["none", "full"]), 4, **vars(layout))
+    cut = of(layout, 4).evaluator.pipeline.partition
+    assert found.places == tuple(map(width, cut))
+    assert [found.periods(n) for n in range(2)] == [virtual * width(one) for one in cut]
 
 
 def test_each_way_to_split_takes_its_share_of_memory_and_work(dense):
@@ -151,6 +174,22 @@ def test_a_pipeline_takes_as_long_as_its_table_in_lockstep(dense, schedule):
     expected = figures(lockstep(schedule.table(2, 8)), costs).lockstep
     work = found.of(PRODUCTS, REPEATED, BUBBLE, "element-wise work")
     assert work + found.of(GRADIENTS) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("remat", ["none", "minimal", "full"])
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_what_lies_between_the_parts_of_a_backward_is_what_the_executor_has_slots_for(dense, remat, virtual):
+    fields = {"mesh": {"pipe": 2, "data": 2}, "microbatches": 4, "schedule": Interleaved(virtual, split=True)}
+    real = program(Layout(**fields), 4, execution=Execution(remat=remat))
+    found, whole = (shards(dense, 4, remat, **{**fields, "schedule": one}) for one in (fields["schedule"], OneFOneB()))
+    between = found.tokens * found.places[0] * found.split.left[0, remat]
+    assert between == pytest.approx(slot_sizes(real).left, rel=1e-6)
+    assert (found.splits, whole.splits) == (True, False)
+    if virtual == 1:
+        inputs, gradients = (found.run.pools[i] - whole.run.pools[i] for i in range(2))
+        chunk = found.tokens * found.split.waiting(remat, found.places.__getitem__)
+        more = found.run.pools.gradients * between + inputs * chunk + (inputs + gradients) * found.stream
+        assert memory(found).parts["activations"] - memory(whole).parts["activations"] == pytest.approx(more)
 
 
 def test_rings_hide_what_is_sent_of_split_blocks_behind_the_products(dense):

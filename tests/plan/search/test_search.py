@@ -12,9 +12,10 @@ from axon.chips import CHIPS
 from axon.chips.target import Target
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.parallel.pipeline import Interleaved, OneFOneB, ZeroBubbleH1
 from axon.plan.predict.memory import memory
 from axon.plan.predict.policies import offloads_of
-from axon.plan.predict.seconds import seconds
+from axon.plan.predict.seconds import BUBBLE, seconds
 from axon.plan.predict.shards import Shards
 from axon.plan.predict.work import Work
 from axon.plan.search import Pins, Planner
@@ -73,6 +74,15 @@ def test_the_best_is_the_best_of_all_that_fit(dense, room):
     if every:
         assert best[0].seconds.total == min(time for time, _, _ in every)
         assert len(found.ranked) == len(every)
+
+
+def test_split_schedules_are_tried_and_win_where_microbatches_are_few(dense):
+    found = planner(dense, on("h100:2x1"), Pins(layout={"mesh": {"pipe": 2}, "microbatches": 2}))
+    runs = {repr(run.schedule) for layout in found.space.layouts() for run in found.space.runs(layout)}
+    plain = {repr(OneFOneB()), repr(Interleaved(2))}
+    assert runs == plain | {repr(ZeroBubbleH1()), repr(Interleaved(2, split=True))}
+    bubbles = {repr(plan.layout.schedule): plan.seconds.of(BUBBLE) for plan in found.ranked}
+    assert bubbles[repr(Interleaved(2, split=True))] == min(bubbles.values())
 
 
 def test_less_memory_never_makes_a_faster_plan(dense):

@@ -1,0 +1,163 @@
+"""A period of layers, forward and backward, as JAX traces it for one sequence on one device: what waits in between.
+
+What a split backward's part for the inputs leaves for that for the weights is what a pipeline's executor makes of the
+same period (`axon.parallel.pipeline.equations`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Var
+
+from axon.axes import ArraySpec
+from axon.axes.execution import Remat
+from axon.nn.inputs import Inputs
+from axon.parallel.pipeline import residuals
+from axon.plan.flops import count_jaxpr, flops_of_kernels
+from axon.runtime import nested
+from axon.train.step import Program
+
+LAYERS = "layers/"
+FLASH = "axon_attention"
+"""How the names of attention's kernels begin."""
+
+STREAM, HEADS, KV_HEADS, TOKENS = "stream", "heads", "kv_heads", "tokens"
+"""How a kept array is split besides by its tokens: as the stream between blocks, over what splits heads and widths of
+MLPs, over what splits heads of keys, or not at all."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What waits of each token between forward and backward: bytes by how they are split.
+
+    `shared`: of these, what is the same for all layers, as angles by position are: it waits once.
+    """
+
+    bytes: Mapping[str, float]
+    shared: float = 0.0
+
+    def of(self, stream: float, heads: float, kv_heads: float) -> float:
+        """Bytes of a token, its parts divided by these."""
+        by = {STREAM: stream, HEADS: heads, KV_HEADS: kv_heads, TOKENS: 1.0}
+        return sum(size / by[split] for split, size in self.bytes.items())
+
+
+class Traced(NamedTuple):
+    """A period, forward and backward, under a policy: what it keeps of a token; what a split backward's part for the
+    inputs leaves for that for the weights; FLOPs of a token, and those of kernels of attention among them."""
+
+    kept: Kept
+    left: Kept
+    flops: float
+    attention: float
+
+
+def trace(program: Program, number: int, frozen: frozenset[str], remat: Remat) -> Traced:
+    """One period under a policy. No kernel is asked for by name: a chip that is not here has none."""
+    runtime, seq, dims = program.runtime, program.seq, program.runtime.module.dims
+    arguments = _arguments(program, frozen)
+
+    def forward_and_backward(*arguments: Any) -> Any:
+        y, backward, _ = _pullback(program, number, arguments)
+        return jax.tree.leaves(backward), backward(y)
+
+    with runtime.tracing(execution=replace(runtime.execution, remat=remat, kernels={})):
+        traced, (kept, _) = jax.make_jaxpr(forward_and_backward, return_shape=True)(*arguments)
+        left = _left(program, number, arguments)
+    parameters, still, *_ = arguments
+    weights = {(shape, spec.dtype) for spec in (parameters | still).values() for shape in (spec.shape, spec.shape[1:])}
+    varies = _varies(traced.jaxpr, len(jax.tree.leaves(arguments[:4])))
+    found = [  # the outputs after those are gradients
+        (own, one) for one, own in zip(kept, varies, strict=False) if (one.shape, one.dtype) not in weights
+    ]
+    waits, after = _kept(dims, found, seq), _kept(dims, [(True, one) for one in left], seq)
+    return Traced(waits, after, count_jaxpr(traced.jaxpr).flops / seq, flops_of_kernels(traced.jaxpr, FLASH) / seq)
+
+
+def _arguments(program: Program, frozen: frozenset[str]) -> tuple[Any, ...]:
+    """What a period is a function of: parameters that train and that do not, variables, the stream and ids."""
+    runtime, seq = program.runtime, program.seq
+    parameters = {path: _one_layer(path, spec) for path, spec in runtime.parameters.items()}
+    still = {path: parameters.pop(path) for path in frozen}
+    variables = {path: _one_layer(path, spec) for path, spec in runtime.variables.items()}
+    stream = jax.ShapeDtypeStruct((1, seq, runtime.module.dims["embed"]), runtime.compute_dtype)
+    return parameters, still, variables, stream, jax.ShapeDtypeStruct((1, seq), jnp.int32)
+
+
+def _pullback(program: Program, number: int, arguments: Sequence[Any]) -> tuple[Any, residuals.Pullback, Any]:
+    """A period's output, and its backward to gradients of what trains and of the stream."""
+    runtime, spans = program.runtime, program.module.layers.spans
+    parameters, still, variables, x, ids = arguments
+
+    def forward(parameters: Any, x: Any) -> Any:
+        module = runtime.bind(nested(parameters | still), nested(variables))
+        periods = [jnp.arange(int(place == number)) for place in range(len(spans))]
+        inputs = Inputs(ids, ids, ids, adapters=ids[:, 0])
+        return module.layers.part(x, inputs, periods, [None] * len(spans))[0]
+
+    return *jax.vjp(forward, parameters, x), ()
+
+
+def _left(program: Program, number: int, arguments: Sequence[Any]) -> Sequence[Any]:
+    """The types of what the gradients of weights wait for, where the stream's is made first."""
+    found = []
+
+    def split(*arguments: Any) -> tuple[()]:
+        pullback = partial(_pullback, program, number)
+        found.extend(residuals.Kept.of(pullback, arguments, at_once=len(arguments[0])).backward.types)
+        return ()
+
+    jax.eval_shape(split, *arguments)
+    return found
+
+
+def _kept(dims: Mapping[str, int], arrays: Iterable[tuple[bool, Any]], seq: int) -> Kept:
+    """Arrays, of which each says whether it differs from layer to layer, by how they are split."""
+    sizes: dict[str, float] = dict.fromkeys((STREAM, HEADS, KV_HEADS, TOKENS), 0.0)
+    shared = 0.0
+    for own, one in arrays:
+        split, size = _of_token(dims, one, seq)
+        sizes[split if own else TOKENS] += size
+        shared += 0.0 if own else size
+    return Kept(sizes, shared)
+
+
+def _varies(jaxpr: Any, inputs: int) -> list[bool]:
+    """Of each output whether it depends on one of the first `inputs`: a layer's weights, or its stream. The others are
+    of positions alone."""
+    found = set(jaxpr.invars[:inputs])
+
+    def depends(one: Any) -> bool:
+        return isinstance(one, Var) and one in found
+
+    for equation in jaxpr.eqns:
+        if any(map(depends, equation.invars)):
+            found.update(equation.outvars)
+    return list(map(depends, jaxpr.outvars))
+
+
+def _one_layer(path: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
+    shape = (1, *spec.shape[1:]) if path.startswith(LAYERS) else spec.shape
+    return jax.ShapeDtypeStruct(shape, spec.dtype)
+
+
+def _of_token(dims: Mapping[str, int], one: jax.ShapeDtypeStruct, seq: int) -> tuple[str, float]:
+    """How a kept array is split, and its bytes of a token; nothing of masks, and of what is not of tokens."""
+    if one.dtype == bool or not any(size and size % seq == 0 for size in one.shape):
+        return TOKENS, 0.0
+    width = math.prod(one.shape) / seq
+    return _split(dims, one.shape, width), width * one.dtype.itemsize
+
+
+def _split(dims: Mapping[str, int], shape: tuple[int, ...], width: float) -> str:
+    head_dim = dims.get("head_dim", 1)
+    if shape[-1] == dims["embed"] and len(shape) == 3:
+        return STREAM
+    if width == dims.get("kv_heads", 0) * head_dim:
+        return KV_HEADS
+    return HEADS if width > 2 * head_dim or width == dims.get("heads") else TOKENS

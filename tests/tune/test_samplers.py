@@ -3,13 +3,16 @@
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from worlds import Fatal
+from worlds import Fatal, Held
 
 from axon.data import FeedContext
 from axon.errors import UserError
@@ -115,6 +118,49 @@ def test_processes_of_ray_sample_what_the_run_would(made, playing, begun, rng, t
     )
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert lines == []
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A cluster of Ray whose head has no room for actors, beside two nodes that have."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    head = {"num_cpus": 0, "_system_config": quick}
+    cluster = pytest.importorskip("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def remove_node_of(held, cluster):
+    """Kills the node of Ray on which runs what holds a process of an actor, once it does."""
+    while not (held.exists() and held.read_text().endswith("\n")):
+        time.sleep(0.05)
+    pid = int(held.read_text())
+    for _ in range(2):  # the actor that has started it, and the node that has started the actor
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    (node,) = (one for one in cluster.list_all_nodes() if one.all_processes["raylet"][0].process.pid == pid)
+    assert node is not cluster.head_node
+    cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.mark.extra
+def test_a_node_of_ray_that_is_gone_costs_no_answer(cluster, made, playing, begun, rng, tmp_path):
+    """In the midst of an episode; its actor is started anew on another node."""
+    states = [replace(begun(made, rng), step=np.int32(step)) for step in (3, 4)]
+    expected, _ = drawn(made, playing.data, states)
+    held, own = tmp_path / "held", Samplers(address="127.0.0.1:0", ray={"CPU": 1}, limit=120)
+    data = replace(playing.data, environment=Held(file=str(held)), samplers=own, limit=120.0)
+    with ThreadPoolExecutor(1) as thread:
+        removed = thread.submit(remove_node_of, held, cluster)
+        found, (line,) = drawn(made, data, states, tmp_path)
+        removed.result(0)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert "the process on 127.0.0.1 has left; its 8 answers are sampled again" in line
 
 
 @pytest.mark.full

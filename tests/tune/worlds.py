@@ -78,6 +78,19 @@ class Fatal(Counting):
 
 
 @dataclass(frozen=True)
+class Held(Counting):
+    """The same, but that it holds the process that plays it, which `file` then names, until that is killed, once."""
+
+    file: str = ""
+
+    def reset(self, prompt, seed):
+        if not Path(self.file).exists():
+            Path(self.file).write_text(f"{os.getpid()}\n")
+            time.sleep(600)
+        return super().reset(prompt, seed)
+
+
+@dataclass(frozen=True)
 class Failing(Counting):
     """In half of the episodes, by their seed, fails so: "raise", "hang", "await", "die", "number", "undefined",
     "reset"."""

@@ -62,9 +62,20 @@ def run(
     another, as (50, 53), into `profile/` in its folder; `report` is called with each line of output. Raises `UserError`
     for what a person has to change, `Interrupted` after saving.
     """
+    return _carried_out(train, {}, steps, profile, report)
+
+
+def _carried_out(
+    train: Train, checked: dict[str, "Session"], steps: int | None, profile: Asked, report: Callable[[str], None]
+) -> State:
+    """As `run`; `checked`: by folder, what is ready of runs that were checked before others, and taken out here."""
     check_alike("configuration", lambda: account_of(train, steps=steps, profile=profile))
-    train = with_stages_done(train, lambda one: Session(one, _ignore).check(), lambda stage: run(stage, report=report))
-    return Session(train, report).run(steps, profile)
+
+    def check(one: Train) -> None:
+        checked[str(one.folder)] = Session(one, report).checked()
+
+    train = with_stages_done(train, check, lambda stage: _carried_out(stage, checked, None, False, report))
+    return (checked.pop(str(train.folder), None) or Session(train, report)).run(steps, profile)
 
 
 Source = InitialValues | Branch | None
@@ -77,20 +88,25 @@ class Session:
         self.train, self.folder, self._saves = train, RunFolder(train.folder), saves
         self.first = jax.process_index() == 0
         self.report = report if self.first else _ignore
+        self._ready: tuple[Prepared, list[str]] | None = None
+        """The data, once it is checked, and the lines about it, which are reported when the run begins."""
 
-    def check(self) -> None:
-        """Raise the `UserError` that `run` would for this configuration and its data, where other runs come before."""
+    def checked(self) -> "Session":
+        """This, with functions and data ready, where other runs come before. Raises the `UserError` that `run` would
+        for them."""
+        report, lines = self.report, list[str]()
+        self.report = lines.append
         self.program = self._program()
         with process_0_first("check"):
-            corpus = self._corpus()
-            answers_of(self.train, corpus, self.program, self.report)
-            if corpus.tokenizer is not None:
-                self._check_tokens(None, corpus.tokenizer)
+            corpus = self._corpus(None)
+        self.report, self._ready = report, (corpus, lines)
+        return self
 
     def run(self, steps: int | None, profile: Asked) -> State:
         if jax.process_count() > 1:
             check_mesh(self.train.layout)
-        self.program = self._program()
+        if self._ready is None:
+            self.program = self._program()
         if (used := self.program.placement.mesh.size) < jax.device_count():
             self.report(f"Layout.mesh is of {used} of the {jax.device_count()} devices there are: the first are used")
         self.program.update.claim_disk()
@@ -108,10 +124,7 @@ class Session:
                 source = self._source()  # a mistake is reported now, not when the data is ready
                 frozen = sources_of(self.train, self.program.references, self.report)
                 self.frozen = {name: one.digest() for name, one in frozen.items()}
-                corpus = self._corpus()
-                self.answers = answers_of(self.train, corpus, self.program, self.report)
-                if corpus.tokenizer is not None:
-                    self._check_tokens(source, corpus.tokenizer)
+                corpus = self._corpus(source)
                 if self.first:
                     stack.enter_context(self.folder.locked())
                 record = self._claim_folder(corpus, source)
@@ -166,10 +179,19 @@ class Session:
             return Branch.of(self.train, self.train.init_from)
         return InitialValues.of(self.train, self.program.runtime, self.report)
 
-    def _corpus(self) -> Prepared:
-        corpus = self.train.data.prepare(self.report)
-        self.program.evaluator.check_arrays(corpus.arrays)
-        corpus.check_fits(self.train.model, self.train.objective, self.train.seq)
+    def _corpus(self, source: Source) -> Prepared:
+        """The data, prepared once, and `answers`."""
+        if self._ready is None:
+            corpus = self.train.data.prepare(self.report)
+            self.program.evaluator.check_arrays(corpus.arrays)
+            corpus.check_fits(self.train.model, self.train.objective, self.train.seq)
+            self.answers = answers_of(self.train, corpus, self.program, self.report)
+        else:
+            (corpus, lines), self._ready = self._ready, None
+            for line in lines:
+                self.report(line)
+        if corpus.tokenizer is not None:
+            self._check_tokens(source, corpus.tokenizer)
         return corpus
 
     def _check_tokens(self, source: Source, tokenizer: Tokenizer) -> None:

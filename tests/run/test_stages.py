@@ -6,8 +6,9 @@ import jax
 import pytest
 
 from axon.checkpoint import Reader
+from axon.data import Data
 from axon.errors import UserError
-from axon.run import Evaluation, InitFrom, Reference, program
+from axon.run import Evaluation, InitFrom, Reference, program, session
 from axon.run.stages import with_stages_done
 from axon.train.distillation import Distillation
 
@@ -55,6 +56,17 @@ def test_a_mistake_costs_none_of_the_stages_that_come_before(fields, said, tiny,
         with pytest.raises(UserError, match=said):
             do(order, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_data_and_functions_are_made_once_and_told_when_their_run_begins(tiny, do, tmp_path, monkeypatch):
+    prepared, built, prepare = [], [], Data.prepare
+    monkeypatch.setattr(Data, "prepare", lambda self, report: (prepared.append(self), prepare(self, report))[1])
+    monkeypatch.setattr(session, "program", lambda train: (built.append(train), program(train))[1])
+    short = replace(tiny, steps=1, evaluation=None)
+    ran = do(replace(short, stages={"base": short, "other": short}, init_from="stage:base"), tmp_path / "run")
+    assert len(prepared) == len(built) == 3
+    told = [one.partition(":")[0] for one in ran.lines if one.startswith(("tokenizer: BPE", "model:"))]
+    assert told == ["tokenizer", "model"] * 3
 
 
 @pytest.mark.full

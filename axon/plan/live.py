@@ -8,6 +8,8 @@ from functools import cached_property
 from axon.plan.compiled import VIEWS
 from axon.plan.hlo import Instruction, Module, array_bytes
 
+_Parts = tuple[frozenset[str], ...]
+
 _IN_PLACE = ("dynamic-update-slice", "dynamic_update_slice")
 """Of the opcode or the name of what writes into one of its operands."""
 
@@ -37,15 +39,26 @@ class _Lives:
     @cached_property
     def buffers(self) -> dict[str, frozenset[str]]:
         """Instruction → the instructions whose results it makes, or hands on."""
-        found: dict[str, frozenset[str]] = {}
+        return {name: frozenset().union(*parts) for name, parts in self.parts.items()}
+
+    @cached_property
+    def parts(self) -> dict[str, _Parts]:
+        """The same of each element of an instruction's result, where it is a tuple that is handed on."""
+        found: dict[str, _Parts] = {}
         for one in self.lines:
-            given = [found.get(name, frozenset()) for name in one.operands]
-            if one.opcode in VIEWS or one.opcode.endswith("-done"):
-                found[one.name] = frozenset().union(*given)
+            given = [found.get(name, ()) for name in one.operands]
+            if one.opcode == "get-tuple-element" and given and len(given[0]) > 1:
+                found[one.name] = (given[0][int(one.attribute("index") or 0)],)
+            elif one.opcode == "tuple":
+                found[one.name] = tuple(frozenset().union(*parts) for parts in given)
+            elif one.opcode in ("while", "optimization-barrier") and len(given) == 1:
+                found[one.name] = given[0]
+            elif one.opcode in VIEWS or one.opcode.endswith("-done"):
+                found[one.name] = (frozenset().union(*(part for parts in given for part in parts)),)
             elif any(word in one.opcode or word in one.name for word in _IN_PLACE) and given:
-                found[one.name] = max(given, key=self._size)
+                found[one.name] = (max((frozenset().union(*parts) for parts in given), key=self._size),)
             else:
-                found[one.name] = frozenset([one.name])
+                found[one.name] = (frozenset([one.name]),)
         return found
 
     @cached_property
@@ -66,7 +79,7 @@ class _Lives:
         last: dict[str, int] = {}
         for moment, one in enumerate(self.lines):
             last |= dict.fromkeys(self.buffers[one.name], moment)
-            for operand in one.operands:
+            for operand in one.operands if one.opcode != "get-tuple-element" else ():
                 last |= dict.fromkeys(self.buffers.get(operand, ()), moment)
         ends: dict[int, list[str]] = defaultdict(list)
         for name, moment in last.items():

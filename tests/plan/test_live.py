@@ -33,6 +33,33 @@ def test_arrays_live_from_what_makes_them_to_what_reads_them_last_in_loops_too()
     assert live_at_peak(Module.of(TEXT)) == {"small": 16, "kept": 80, "inner": 400, "next": 16}
 
 
+CARRIED = """HloModule m
+
+%body (p: (f32[4], f32[30])) -> (f32[4], f32[30]) {
+  %p = (f32[4]{0}, f32[30]{0}) parameter(0)
+  %x = f32[4]{0} get-tuple-element(%p), index=0
+  %y = f32[30]{0} get-tuple-element(%p), index=1
+  ROOT %both = (f32[4]{0}, f32[30]{0}) tuple(%x, %y)
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %x = f32[4]{0} broadcast(%a)
+  %y = f32[30]{0} broadcast(%a)
+  %both = (f32[4]{0}, f32[30]{0}) tuple(%x, %y)
+  %loop = (f32[4]{0}, f32[30]{0}) while(%both), condition=%c, body=%body
+  %last = f32[4]{0} get-tuple-element(%loop), index=0
+  %large = f32[500]{0} broadcast(%a)
+  %used = f32[4]{0} reduce(%large)
+  ROOT %out = f32[8]{0} add(%used, %last)
+}
+"""
+
+
+def test_of_what_a_loop_carries_only_what_is_read_after_it_lives_on():
+    assert live_at_peak(Module.of(CARRIED)) == {"x": 16, "large": 2000, "used": 16}
+
+
 def test_the_peak_is_near_what_the_compiler_assigns(rng):
     width, layers = int(rng.integers(200, 400)), int(rng.integers(4, 8))
 

@@ -15,6 +15,11 @@ ALIVE = {"tpu": 1.0, "gpu": 0.75, "cpu": 1.0}
 BUFFERS = 4
 """Buffers of tokens on their way to experts and back, of a forward and of its backward."""
 
+RING_HELD = 27
+"""Bytes that a step of ring attention's backward holds for each element of queries, keys and values: sums and parts of
+their gradients in float32, operands laid out for the kernels, and what travels. (By the arrays at a compiled program's
+peak: docs/planner.md.)"""
+
 STATE = {"params": "parameters", "optimizer": "optimizer"}
 """Kind of array → what a part of the state is called."""
 
@@ -84,12 +89,15 @@ def _activations(shards: Shards) -> float:
 
 def _layer(shards: Shards, number: int) -> float:
     """What a layer's backward has at once: what it would keep without remat, its weights and the next one's as they are
-    used, their gradients before they are reduced, and tokens on their way to experts. Of a period with several layers
-    the largest one's."""
+    used, their gradients before they are reduced, a ring's step, and tokens on their way to experts. Of a period with
+    several layers the largest one's."""
     split = shards.split
     weights = [one for one in split.weights[number] if one.axes]
     gathered = sum(2 * one.size + one.trained * split.work.reduce for one in weights)
-    layer = split.work.periods[number].largest * (shards.tokens * split.kept[number, "none"] + gathered)
+    largest = split.work.periods[number].largest
+    layer = largest * (shards.tokens * split.kept[number, "none"] + gathered)
+    if shards.layout.context == "ring":
+        layer += RING_HELD * shards.tokens * (split.queries[number] + largest * split.keys[number])
     buffers = BUFFERS * shards.execution.capacity_factor * split.exchanged[number] * shards.stream
     return ALIVE[split.placement.platform] * layer + buffers
 

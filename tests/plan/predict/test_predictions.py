@@ -12,7 +12,7 @@ from axon.nn.router import Routing
 from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, figures, lockstep
 from axon.parallel.pipeline.partition import width
 from axon.plan.memory import arguments
-from axon.plan.predict.memory import memory
+from axon.plan.predict.memory import RING_HELD, memory
 from axon.plan.predict.policies import policies_of
 from axon.plan.predict.seconds import BUBBLE, EXPERTS, GRADIENTS, PRODUCTS, REPEATED, TENSOR, WEIGHTS, seconds
 from axon.plan.predict.shards import Shards, Split
@@ -174,6 +174,13 @@ def test_a_pipeline_takes_as_long_as_its_table_in_lockstep(dense, schedule):
     expected = figures(lockstep(schedule.table(2, 8)), costs).lockstep
     work = found.of(PRODUCTS, REPEATED, BUBBLE, "element-wise work")
     assert work + found.of(GRADIENTS) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_ring_holds_more_at_work_by_its_queries_keys_and_values(dense):
+    fields = {"mesh": {"context": 4}, "rows": {"vocab": None}}
+    ring, whole = (shards(dense, 4, context=context, **fields) for context in ("ring", "gather"))
+    width = SIZES["heads"] * SIZES["head_dim"] + 2 * SIZES["kv_heads"] * SIZES["head_dim"]
+    assert memory(ring).total - memory(whole).total == pytest.approx(RING_HELD * ring.tokens * width)
 
 
 @pytest.mark.parametrize("remat", ["none", "minimal", "full"])

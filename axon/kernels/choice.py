@@ -12,6 +12,7 @@ OPERATIONS = {
     "cross_entropy": ("xla",),
     "grouped_matmul": ("tpu", "mosaic", "xla", "reference"),
     "quantized_matmul": ("tpu", "mosaic", "xla", "reference"),
+    "quantize": ("tpu", "xla"),
     "sampling": ("tpu", "xla", "reference"),
 }
 """Each operation's implementations, on any platform."""

@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec
 from axon.axes import MAX, Names, Operation, Scope, StoredWeight, per_device, reshard
 from axon.axes.specs import entries, num_shards
 from axon.errors import UserError
+from axon.kernels import quantize
+from axon.kernels.choice import choose, with_tpu
 from axon.kernels.quantized_matmul import Quantized
 from axon.precision.formats import SEQUENCES, Format, largest_magnitudes, quantized
 from axon.precision.recipe import Recipe
@@ -137,7 +139,11 @@ def rounded(
         most = MAX.over(largest, axis=tuple(i for i, n in enumerate(names) if n != SEQUENCES), keepdims=True)
         return MAX.over_mesh_axis(most, everywhere) if num_shards(everywhere) > 1 else most
 
-    def local(x: Array, *expected: Array) -> tuple[Array, Array]:
+    def local(x: Array, *expected: Array) -> tuple[Array, ...]:
+        shared = tuple(i for i, (n, size) in enumerate(zip(own, x.shape, strict=True)) if n == 1 < size)
+        unfit = _without_one_pass(x.shape, form, own, over, expected) or quantize.unfit(x.shape, shared)
+        if choose("quantize", with_tpu(unfit, {"xla": None}), form.dtype) == "tpu":
+            return tuple(quantize.quantize_tpu(x, shared, form))
         x = form.rotated(x, names, summed, own)
         known = [lax.cond(most > 0, lambda x, most=most: jnp.full(own, most), largest, x) for most in expected]
         most = known[0] if known else largest(x)
@@ -149,6 +155,20 @@ def rounded(
     specs = place, scales_spec(place, counts)
     run = per_device(local, (here, *(PartitionSpec() for _ in more)), specs)
     return Rounded(Quantized(*run(x, *more)), names, place)
+
+
+def _without_one_pass(
+    shape: tuple[int, ...], form: Format, counts: tuple[int, ...], over: Names, expected: Sequence[Array]
+) -> str | None:
+    """Why the kernel that finds largest magnitudes and rounds at once cannot make a device's part of an operand; None
+    where `quantize.unfit` decides."""
+    if expected:
+        return "scales follow from steps before"
+    if num_shards(over) > 1:
+        return "what shares a scale is on several devices"
+    if form.has_second or form.hadamard or any(1 < n < size for n, size in zip(counts, shape, strict=True)):
+        return "numbers share a scale in blocks"
+    return None
 
 
 def _fits(counts: tuple[int, ...], spec: PartitionSpec) -> bool:

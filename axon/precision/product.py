@@ -140,6 +140,8 @@ class RecipeProduct(RecipeOperation):
         return y * _of_result(a.scales, a_names, out) * _of_result(b.scales, b_names, out)
 
     def _contract(self, a: Array, a_names: Names, b: Array, b_names: Names, out: Names, dtype: Any) -> Array:
+        if self.scope.placement.platform == "tpu":
+            (a, a_names), (b, b_names) = _joined(a, a_names, b, b_names, out)
         flatten = self.scope.placement.platform == "cpu"
         precision = lax.Precision.HIGHEST if self.recipe.emulate else None
         return contract(a, a_names, b, b_names, out, None, dtype, flatten, precision)
@@ -148,6 +150,22 @@ class RecipeProduct(RecipeOperation):
 def _of(operand: str, recorded: Sequence[Array]) -> Array | None:
     """The largest magnitude to be expected of an operand, if scales follow from that."""
     return recorded[0][OPERANDS.index(operand)] if recorded else None
+
+
+def _joined(a: Array, a_names: Names, b: Array, b_names: Names, out: Names) -> tuple[tuple[Array, Names], ...]:
+    """Two operands with what is summed as one axis, where that lies in both as neighbours in one order: a TPU then
+    multiplies in 8 bits 2.5 times as fast as with `heads` and `head_dim` apart."""
+    summed = tuple(name for name in a_names if name in b_names and name not in out)
+    starts = [names.index(summed[0]) if summed else 0 for names in (a_names, b_names)]
+    runs = [names[start : start + len(summed)] for names, start in zip((a_names, b_names), starts, strict=True)]
+    if len(summed) < 2 or runs != [summed, summed]:
+        return (a, a_names), (b, b_names)
+
+    def join(x: Array, names: Names, start: int) -> tuple[Array, Names]:
+        end = start + len(summed)
+        return x.reshape(*x.shape[:start], -1, *x.shape[end:]), (*names[:start], " ".join(summed), *names[end:])
+
+    return join(a, a_names, starts[0]), join(b, b_names, starts[1])
 
 
 def _of_result(scales: Array, names: Names, out: Names) -> Array:

@@ -21,7 +21,7 @@ from axon.chips import KERNEL_CHIPS
 from axon.errors import UserError
 from axon.plan.bundles import RECORD, RecordedPart, recorded
 from scripts.bench.case import Part
-from scripts.bench.cases import attention, grouped_matmul, paged_attention, quantized_matmul, sampling
+from scripts.bench.cases import attention, grouped_matmul, paged_attention, quantize, quantized_matmul, sampling
 from scripts.bench.compiled import lowered
 from scripts.bench.timing import progress
 
@@ -34,7 +34,7 @@ _BRANCH = "sbr.rel"
 
 def all_parts() -> dict[str, Part]:
     """Every part of every operation's Pallas kernels for TPUs, by name."""
-    rooms = (attention, paged_attention, grouped_matmul, quantized_matmul, sampling)
+    rooms = (attention, paged_attention, grouped_matmul, quantize, quantized_matmul, sampling)
     return {str(part): part for room in rooms for part in room.parts()}
 
 

@@ -18,6 +18,7 @@ from axon.nn.low_precision import LowPrecision
 from axon.plan.report import compile_step
 from axon.plan.topology import devices
 from axon.precision import MXFP8, NVFP4, FP8Block, FP8Current, FP8Delayed, Int8, Precision
+from axon.precision.product import _joined
 from axon.runtime import Runtime
 from axon.train.optimizers import SGD, Constant
 from axon.train.step import Program
@@ -106,6 +107,22 @@ def test_products_of_8_bits_are_the_emulated_ones(name, operands):
     actual = product(replace(recipe, emulate=False), layout, *operands)
     for one, expected in zip(actual, product(recipe, layout, *operands), strict=True):
         np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_axes_that_are_summed_together_are_joined_where_they_are_neighbours_in_one_order(rng):
+    out = ("batch", "seq", "embed")
+    x, w = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(4, 5, 6))
+    (a, a_names), (b, b_names) = _joined(
+        x, ("batch", "seq", "heads", "head_dim"), w, ("heads", "head_dim", "embed"), out
+    )
+    assert (a_names, b_names) == (("batch", "seq", "heads head_dim"), ("heads head_dim", "embed"))
+    np.testing.assert_allclose(a @ b, np.einsum("bshd,hde->bse", x, w))
+    turned = _joined(x, ("batch", "seq", "heads", "head_dim"), w.swapaxes(0, 1), ("head_dim", "heads", "embed"), out)
+    assert [one.ndim for one, _ in turned] == [4, 3]
+    one = _joined(
+        x, ("batch", "seq", "heads", "embed"), w, ("embed", "mlp", "out"), ("batch", "seq", "heads", "mlp", "out")
+    )
+    assert [part.ndim for part, _ in one] == [4, 3]
 
 
 @pytest.mark.full

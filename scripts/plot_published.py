@@ -13,7 +13,8 @@ INK, WITHIN, BEYOND, BAND = "#202124", "#4f97dd", "#da6832", "#eef3f8"
 
 def rows(page: str) -> Iterator[tuple[str, str]]:
     """(run, error in %) of each row that is not marked as fitted."""
-    for line in page.split("## Seconds, beside published runs")[1].splitlines():
+    section = page.split("## Seconds, beside published runs")[1].split("\n## ")[0]
+    for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         error = re.fullmatch(r"\**([+−]?\d+) %\**", cells[-1])
         if len(cells) == 6 and error and "fitted" not in cells[0]:

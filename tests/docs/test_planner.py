@@ -180,6 +180,16 @@ PUBLISHED = {
         LARGE, 8192, 512, "h100:32x8", replace(BOTH, overlap=("tensor",)), "full", 958, **FP8
     ),
     "torchtitan 405B": Run(LARGEST, 8192, 256, "h100:64x8", replace(STAGES, schedule=OneFOneB()), "full", 95, **FP8),
+    "DeepSeek-V3": Run(
+        replace(load(ROOT / "configs/deepseek_v3.gin").tree.model, multi_token=False),
+        4096,
+        15_360,
+        "h100:256x8",
+        Layout({"pipe": 16, "data": 2, "expert": 64}, zero=1, microbatches=120, pad_layers=True),
+        "minimal",
+        839,
+        FP8Current(),
+    ),
     "torchtitan 405B interleaved": Run(
         LARGEST, 8192, 256, "h100:64x8", replace(STAGES, schedule=Interleaved(2)), "full", 124, **FP8
     ),

@@ -13,7 +13,8 @@ ALIVE = {"tpu": 1.0, "gpu": 0.75, "cpu": 1.0}
 """How much of what a layer at work would have, were nothing freed or fused, is there at once. (Fitted likewise.)"""
 
 BUFFERS = 4
-"""Buffers of tokens on their way to experts and back, of a forward and of its backward."""
+"""Buffers of tokens on their way to experts and back, of a forward and of its backward, in a round. An overflow round
+computes its forward again while what the first one kept is there."""
 
 RING_HELD = 27
 """Bytes that a step of ring attention's backward holds for each element of queries, keys and values: sums and parts of
@@ -89,8 +90,8 @@ def _activations(shards: Shards) -> float:
 
 def _layer(shards: Shards, number: int) -> float:
     """What a layer's backward has at once: what it would keep without remat, its weights and the next one's as they are
-    used, their gradients before they are reduced, a ring's step, and tokens on their way to experts. Of a period with
-    several layers the largest one's."""
+    used, their gradients before they are reduced, a ring's step, tokens on their way to experts, and of these an
+    overflow round. Of a period with several layers the largest one's."""
     split = shards.split
     weights = [one for one in split.weights[number] if one.axes]
     gathered = sum(2 * one.size + one.trained * split.work.reduce for one in weights)
@@ -98,8 +99,10 @@ def _layer(shards: Shards, number: int) -> float:
     layer = largest * (shards.tokens * split.kept[number, "none"] + gathered)
     if shards.layout.context == "ring":
         layer += RING_HELD * shards.tokens * (split.queries[number] + largest * split.keys[number])
-    buffers = BUFFERS * shards.execution.capacity_factor * split.exchanged[number] * shards.stream
-    return ALIVE[split.placement.platform] * layer + buffers
+    rounds = 2 if split.overflows else 1
+    rows = (rounds - 1) * (shards.tokens * split.rows[number] + 2 * split.experts[number].bytes)
+    buffers = rounds * BUFFERS * split.capacity * split.exchanged[number] * shards.stream
+    return ALIVE[split.placement.platform] * (layer + largest * rows) + buffers
 
 
 def _head(shards: Shards) -> float:

@@ -19,7 +19,7 @@ from axon.parallel.pipeline.partition import partition, width
 from axon.parallel.pipeline.rows import Pools, rows
 from axon.plan.predict.kernels import ExpertsWork
 from axon.plan.predict.traced import STREAM, Kept
-from axon.plan.predict.work import Period, Work, matrix_flops
+from axon.plan.predict.work import Period, Work, experts_in, matrix_flops
 
 PIPE = "pipe"
 
@@ -110,6 +110,21 @@ class Split:
         """(number of the segment, policy) → bytes of a token that wait in one of its periods between the two parts of a
         split backward."""
         return self._of_policies(lambda period: period.left)
+
+    @cached_property
+    def rows(self) -> tuple[float, ...]:
+        """Of each segment, of what a period keeps without remat, bytes of a token in rows of experts."""
+        return tuple(self._of(Kept({}, period.kept["none"].rows)) for period in self.work.periods)
+
+    @property
+    def capacity(self) -> float:
+        """Rows of experts that a device has room for, ÷ those of a balanced load."""
+        return self.work.program.runtime.execution.capacity_factor if self.overflows else 1.0
+
+    @cached_property
+    def overflows(self) -> bool:
+        """Whether a load of experts may take more than a round: where devices share them."""
+        return self.size(self.placement.mesh_axes("experts", "params")) > 1
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:
@@ -221,13 +236,12 @@ class Split:
     # ---- parts ----------------------------------------------------------------------------------------------------
 
     def _of_policies(self, of: Callable[[Period], Mapping[Remat, Kept]]) -> Mapping[tuple[int, Remat], float]:
+        periods = enumerate(self.work.periods)
+        return {(number, policy): self._of(kept) for number, one in periods for policy, kept in of(one).items()}
+
+    def _of(self, kept: Kept) -> float:
         heads = self.size(self.tensor_axes)
-        kv_heads = self.size(self.placement.mesh_axes("kv_heads"))
-        return {
-            (number, policy): kept.of(self.stream_split, heads, kv_heads)
-            for number, period in enumerate(self.work.periods)
-            for policy, kept in of(period).items()
-        }
+        return kept.of(self.stream_split, heads, self.size(self.placement.mesh_axes("kv_heads")), self.capacity)
 
     def _elements(self, spec: ParamSpec) -> float:
         """Of one layer's weight while it is used."""
@@ -258,7 +272,7 @@ class Split:
         if not own:
             return ExpertsWork(0.0, 0.0, 0.0, 0.0)
         flops = sum(matrix_flops(spec, period.chosen) / self._split_here(spec) for spec in own)
-        groups = _experts_in(own[0]) / self.placement.num_shards("experts", "params")
+        groups = experts_in(own[0]) / self.placement.num_shards("experts", "params")
         rows = self._copies(period) / self.size(
             a for a in self.placement.mesh_axes("experts", "params") if a not in self.batch_axes
         )
@@ -270,7 +284,7 @@ class Split:
 
     def _copies(self, period: Period) -> float:
         experts = [spec for spec in period.matrices.values() if "experts" in spec.own]
-        return period.chosen * _experts_in(experts[0]) if experts else 0.0
+        return period.chosen * experts_in(experts[0]) if experts else 0.0
 
     def _padding(self, spec: ArraySpec) -> float:
         """How many layers are stored for each that an array has."""
@@ -344,10 +358,6 @@ class Shards:
     def periods(self, number: int) -> int:
         """How many periods of a segment a device runs, those of places that no layer takes among them."""
         return self.places[number] * self.virtual
-
-
-def _experts_in(spec: ParamSpec) -> int:
-    return dict(zip(spec.axes, spec.shape, strict=True))["experts"]
 
 
 @lru_cache(maxsize=512)

@@ -35,16 +35,20 @@ MLPs, over what splits heads of keys, or not at all."""
 class Kept:
     """What waits of each token between forward and backward: bytes by how they are split.
 
-    `shared`: of these, what is the same for all layers, as angles by position are: it waits once.
+    Args:
+        bytes: but for rows. rows: of its copies for experts. shared: of `bytes`, what is the same for all layers, as
+            angles by position are: it waits once.
     """
 
     bytes: Mapping[str, float]
+    rows: Mapping[str, float]
     shared: float = 0.0
 
-    def of(self, stream: float, heads: float, kv_heads: float) -> float:
-        """Bytes of a token, its parts divided by these."""
+    def of(self, stream: float, heads: float, kv_heads: float, capacity: float = 1.0) -> float:
+        """Bytes of a token, its parts divided by these; of rows with so much more room than a balanced load takes."""
         by = {STREAM: stream, HEADS: heads, KV_HEADS: kv_heads, TOKENS: 1.0}
-        return sum(size / by[split] for split, size in self.bytes.items())
+        plain, rows = (sum(size / by[split] for split, size in part.items()) for part in (self.bytes, self.rows))
+        return plain + capacity * rows
 
 
 class Traced(NamedTuple):
@@ -57,9 +61,10 @@ class Traced(NamedTuple):
     attention: float
 
 
-def trace(program: Program, number: int, frozen: frozenset[str], remat: Remat) -> Traced:
-    """One period under a policy. No kernel is asked for by name: a chip that is not here has none."""
-    runtime, seq, dims = program.runtime, program.seq, program.runtime.module.dims
+def trace(program: Program, number: int, frozen: frozenset[str], remat: Remat, copies: int) -> Traced:
+    """One period under a policy, in which each token goes to so many experts. No kernel is asked for by name: a chip
+    that is not here has none."""
+    runtime, seq = program.runtime, program.seq
     arguments = _arguments(program, frozen)
 
     def forward_and_backward(*arguments: Any) -> Any:
@@ -75,7 +80,8 @@ def trace(program: Program, number: int, frozen: frozenset[str], remat: Remat) -
     found = [  # the outputs after those are gradients
         (own, one) for one, own in zip(kept, varies, strict=False) if (one.shape, one.dtype) not in weights
     ]
-    waits, after = _kept(dims, found, seq), _kept(dims, [(True, one) for one in left], seq)
+    sizes = _Sizes(runtime.module.dims, seq, copies)
+    waits, after = sizes.kept(found), sizes.kept([(True, one) for one in left])
     return Traced(waits, after, count_jaxpr(traced.jaxpr).flops / seq, flops_of_kernels(traced.jaxpr, FLASH) / seq)
 
 
@@ -116,17 +122,6 @@ def _left(program: Program, number: int, arguments: Sequence[Any]) -> Sequence[A
     return found
 
 
-def _kept(dims: Mapping[str, int], arrays: Iterable[tuple[bool, Any]], seq: int) -> Kept:
-    """Arrays, of which each says whether it differs from layer to layer, by how they are split."""
-    sizes: dict[str, float] = dict.fromkeys((STREAM, HEADS, KV_HEADS, TOKENS), 0.0)
-    shared = 0.0
-    for own, one in arrays:
-        split, size = _of_token(dims, one, seq)
-        sizes[split if own else TOKENS] += size
-        shared += 0.0 if own else size
-    return Kept(sizes, shared)
-
-
 def _varies(jaxpr: Any, inputs: int) -> list[bool]:
     """Of each output whether it depends on one of the first `inputs`: a layer's weights, or its stream. The others are
     of positions alone."""
@@ -146,18 +141,37 @@ def _one_layer(path: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, spec.dtype)
 
 
-def _of_token(dims: Mapping[str, int], one: jax.ShapeDtypeStruct, seq: int) -> tuple[str, float]:
-    """How a kept array is split, and its bytes of a token; nothing of masks, and of what is not of tokens."""
-    if one.dtype == bool or not any(size and size % seq == 0 for size in one.shape):
-        return TOKENS, 0.0
-    width = math.prod(one.shape) / seq
-    return _split(dims, one.shape, width), width * one.dtype.itemsize
+@dataclass(frozen=True)
+class _Sizes:
+    """How arrays of a traced period are split, by their shapes: of a model with these sizes, one sequence and so many
+    copies of a token for experts."""
 
+    dims: Mapping[str, int]
+    seq: int
+    copies: int
 
-def _split(dims: Mapping[str, int], shape: tuple[int, ...], width: float) -> str:
-    head_dim = dims.get("head_dim", 1)
-    if shape[-1] == dims["embed"] and len(shape) == 3:
-        return STREAM
-    if width == dims.get("kv_heads", 0) * head_dim:
-        return KV_HEADS
-    return HEADS if width > 2 * head_dim or width == dims.get("heads") else TOKENS
+    def kept(self, arrays: Iterable[tuple[bool, Any]]) -> Kept:
+        """Arrays, of which each says whether it differs from layer to layer; nothing of masks, and of what is not of
+        tokens."""
+        sizes: dict[str, float] = dict.fromkeys((STREAM, HEADS, KV_HEADS, TOKENS), 0.0)
+        rows, shared = dict.fromkeys(sizes, 0.0), 0.0
+        for own, one in arrays:
+            size = one.dtype.itemsize * math.prod(one.shape) / self.seq
+            if self._of_rows(one.shape):
+                rows[TOKENS if one.shape[-1] == self.dims["embed"] else HEADS] += size
+            elif one.dtype != bool and any(n and n % self.seq == 0 for n in one.shape):
+                sizes[self._split(one.shape) if own else TOKENS] += size
+                shared += 0.0 if own else size
+        return Kept(sizes, rows, shared)
+
+    def _of_rows(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array has a row for each copy of a token, and perhaps some more."""
+        return self.copies > 1 and len(shape) in (2, 3) and shape[-2] >= self.copies * self.seq
+
+    def _split(self, shape: tuple[int, ...]) -> str:
+        width, head_dim = math.prod(shape) / self.seq, self.dims.get("head_dim", 1)
+        if shape[-1] == self.dims["embed"] and len(shape) == 3:
+            return STREAM
+        if width == self.dims.get("kv_heads", 0) * head_dim:
+            return KV_HEADS
+        return HEADS if width > 2 * head_dim or width == self.dims.get("heads") else TOKENS

@@ -173,10 +173,10 @@ def _period(
     forward = sum(each)
     attention = sum(_over_pairs(block, seq) for block in blocks.values())
     whole = sum(training_flops(b, seq, paths_in(f"{LAYERS}{kind}", frozen)) for kind, b in blocks.items())
-    traced = {policy: trace(program, number, frozen, policy) for policy in policies}
-    repeated, again = _repeated(traced, forward, whole, attention)
     routers = [m for block in blocks.values() for _, m in nnx.iter_modules(block) if isinstance(m, ChoosesExperts)]
-    chosen = max((chosen / experts for chosen, experts in (one.chosen_experts for one in routers)), default=1.0)
+    copies, chosen = max(((k, k / experts) for k, experts in (one.chosen_experts for one in routers)), default=(1, 1.0))
+    traced = {policy: trace(program, number, frozen, policy, copies) for policy in policies}
+    repeated, again = _repeated(traced, forward, whole, attention)
     narrow = [(spec, rounded[path]) for path, spec in stored.items() if path in rounded]
     dispatched = max((share for spec, share in narrow if "experts" in spec.own), default=0.0)
     return Period(
@@ -189,7 +189,7 @@ def _period(
         attention=attention,
         largest=max(each) / forward,
         narrow=sum(share * matrix_flops(spec, chosen) for spec, share in narrow) / forward,
-        rounded_elements=sum(share * _operands(spec) for spec, share in narrow),
+        rounded_elements=sum(share * _operands(spec, copies) for spec, share in narrow),
         dispatched=1 - dispatched * (1 - 1 / program.runtime.compute_dtype.itemsize),
         kept={policy: one.kept for policy, one in traced.items()},
         left={policy: one.left for policy, one in traced.items()},
@@ -229,7 +229,13 @@ def matrix_flops(spec: ParamSpec, chosen: float) -> float:
     return 2 * math.prod(spec.shape[spec.stack :]) * (chosen if "experts" in spec.own else 1.0)
 
 
-def _operands(spec: ParamSpec) -> int:
-    """Elements of a token in a matrix's input and output."""
+def _operands(spec: ParamSpec, copies: int) -> int:
+    """Elements of a token in a matrix's input and output; of experts of each of its copies."""
     inputs = math.prod(size for name, size in zip(spec.axes, spec.shape, strict=True) if name in spec.inputs)
-    return inputs + math.prod(spec.shape[spec.stack :]) // inputs
+    outputs = math.prod(spec.shape[spec.stack :]) // inputs
+    return copies * (inputs + outputs // experts_in(spec)) if "experts" in spec.own else inputs + outputs
+
+
+def experts_in(spec: ParamSpec) -> int:
+    """How many experts an experts' weight is of."""
+    return dict(zip(spec.axes, spec.shape, strict=True))["experts"]

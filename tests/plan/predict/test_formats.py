@@ -11,6 +11,7 @@ from axon.chips.target import Target
 from axon.layout import Layout, Placement
 from axon.nn.lora import LoRA
 from axon.nn.quantized import Quantize
+from axon.nn.router import Routing
 from axon.plan.memory import arguments, least_memory
 from axon.plan.predict.links import Bandwidths
 from axon.plan.predict.memory import kept, memory
@@ -19,6 +20,7 @@ from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
 from axon.precision import FP8Current, Int8, Precision
 from axon.train.optimizers import AdamW, Constant
+from models.mixtral import Mixtral
 
 WIDE = {"embed": 256, "mlp": 512}
 ADAPTED = {"lora": (LoRA(rank=4),), "qlora": (Quantize("nf4"), LoRA(rank=4))}
@@ -93,6 +95,12 @@ def test_a_recipe_gathers_a_byte_a_number_and_keeps_its_inputs_in_8_bits(plain, 
     assert rounded.periods[0].kept["none"].of(1, 1, 1) < plain.periods[0].kept["none"].of(1, 1, 1)
     for kind in ("parameters", "optimizer", "gradients"):
         assert kept(shards(rounded))[kind] == kept(shards(plain))[kind]
+
+
+def test_of_experts_operands_are_rounded_that_are_of_a_tokens_copies():
+    found = {n: work(family=Mixtral, routing=Routing(n, 2), precision=Precision(recipe=Int8())) for n in (4, 8)}
+    elements = [one.periods[0].rounded_elements for one in found.values()]
+    assert elements[0] == elements[1] > 2 * 3 * (WIDE["embed"] + WIDE["mlp"])
 
 
 def test_products_of_a_recipe_take_less_time_and_rounding_takes_some(plain, rounded):

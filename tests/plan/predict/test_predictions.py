@@ -12,7 +12,7 @@ from axon.nn.router import Routing
 from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, figures, lockstep
 from axon.parallel.pipeline.partition import width
 from axon.plan.memory import arguments
-from axon.plan.predict.memory import RING_HELD, memory
+from axon.plan.predict.memory import BUFFERS, RING_HELD, memory
 from axon.plan.predict.policies import policies_of
 from axon.plan.predict.seconds import BUBBLE, EXPERTS, GRADIENTS, PRODUCTS, REPEATED, TENSOR, WEIGHTS, seconds
 from axon.plan.predict.shards import Shards, Split
@@ -229,6 +229,20 @@ def test_experts_are_multiplied_where_they_are_chosen(experts):
     split = shards(experts, 4, mesh={"expert": 4})
     assert split.split.flops[0] == pytest.approx(whole.split.flops[0])
     assert memory(split).parts["parameters"] < memory(shards(experts, 4, mesh={"data": 4})).parts["parameters"]
+
+
+def test_where_devices_share_experts_there_is_room_for_uneven_loads_and_an_overflow_round(experts):
+    rows, capacity = sum(experts.periods[0].kept["none"].rows.values()), Execution().capacity_factor
+    assert rows > 2 * (SIZES["embed"] + 3 * SIZES["mlp"]) * 2, (
+        "of each copy what is dispatched, gate, up and their product"
+    )
+    alone, shared = (shards(experts, 4, mesh={axis: 4}) for axis in ("data", "expert"))
+    assert (alone.split.rows[0], shared.split.rows[0]) == pytest.approx((rows, capacity * rows))
+    assert shared.split.kept[0, "none"] - alone.split.kept[0, "none"] == pytest.approx((capacity - 1) * rows)
+    sent = 2 * BUFFERS * capacity * 2 * shared.stream  # rounds, of two copies
+    again = shared.tokens * shared.split.rows[0] + 2 * shared.split.experts[0].bytes
+    at_work = shared.tokens * shared.split.kept[0, "none"] + again + sent
+    assert memory(shared).parts["a layer at work"] == pytest.approx(at_work)
 
 
 def test_policies_are_the_models_own_names(dense):

@@ -23,7 +23,8 @@ from axon.plan.compiled import pallas_calls
 from axon.plan.hlo import Module
 
 RECORD = Path(__file__).with_name("bundles.json")
-_COST = re.compile(r'"?cost_estimate"?:\{"?flops"?:"?(\d+)[^}]*?"?bytes_accessed"?:"?(\d+)')
+_COST = re.compile(r'"?cost_estimate"?:\s*\{([^}]*)')
+_FLOPS, _BYTES = (re.compile(rf'"?{name}"?:\s*"?(\d+)') for name in ("flops", "bytes_accessed"))
 
 
 class RecordedPart(TypedDict):
@@ -66,8 +67,9 @@ def kernel_cycles(module: Module, chip: str) -> dict[str, int]:
     rates, cycles = flops_per_cycle(chip), Counter[str]()
     per_cycle = KERNEL_CHIPS[chip].bandwidth / (KERNEL_CHIPS[chip].clock or 1)
     for name, one in pallas_calls(module):
-        found = _COST.search(one.instruction.attributes)
-        if found and name in rates:
-            busy, moving = int(found[1]) / rates[name], int(found[2]) / per_cycle
+        cost = _COST.search(one.instruction.attributes)
+        flops, moved = (cost and part.search(cost[1]) for part in (_FLOPS, _BYTES))
+        if flops and moved and name in rates:
+            busy, moving = int(flops[1]) / rates[name], int(moved[1]) / per_cycle
             cycles[name] += round(max(busy, moving)) * one.times
     return dict(cycles)

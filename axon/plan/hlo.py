@@ -13,6 +13,7 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _OPCODE = re.compile(r"(?:^|[\s)}\]])([a-z][\w-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _COMMENT = re.compile(r"/\*[^*]*\*/")
+_CONTINUED = re.compile(r'\n(?="|\}, )')  # within the configuration of a Pallas call that XLA fused
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_FIGURE = 1 << 60  # what the compiler writes where it has none, about
@@ -86,7 +87,7 @@ class Module:
     def of(cls, text: str) -> "Module":
         computations: dict[str, list[Instruction]] = {}
         current, entry = "", ""
-        for line in text.splitlines():
+        for line in _CONTINUED.sub("", text).splitlines():
             if header := _COMPUTATION.match(line):
                 current = header[2]
                 computations[current] = []

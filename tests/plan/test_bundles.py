@@ -10,6 +10,13 @@ CALL = (
     'custom-call(%a), custom_call_target="tpu_custom_call", '
     'backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}","bytes_accessed":"{moved}"}}}}}}'
 )
+FUSED = (
+    'custom-call(%a), custom_call_target="tpu_custom_call", '
+    'backend_config={{"custom_call_config": {{"cost_estimate": {{'
+    '\n"bytes_accessed":{moved},\n"flops":{flops},\n"transcendentals":0\n}}, "serialization_format": 1}}}}'
+)
+"""As XLA writes a call that it fused with what makes its operand."""
+
 PROGRAM = """HloModule m
 
 %body (p: f32[4]) -> f32[4] {{
@@ -62,3 +69,16 @@ def test_no_kernel_is_faster_than_the_matrix_units(chip):
     for rate in bundles.flops_per_cycle(chip).values():
         assert 0 < rate <= KERNEL_CHIPS[chip].peak / (KERNEL_CHIPS[chip].clock or 1)
     assert bool(bundles.flops_per_cycle(chip)) == (KERNEL_CHIPS[chip].clock is not None)
+
+
+def test_a_call_that_xla_fused_counts_as_one_that_it_did_not(rng):
+    costs = [{"flops": int(rng.integers(10**9, 10**12)), "moved": int(rng.integers(1, 10**9))} for _ in range(2)]
+    alone, fused = (
+        bundles.kernel_cycles(
+            Module.of(PROGRAM.format(forward=form.format(**costs[0]), backward=form.format(**costs[1]), trips="")),
+            "v6e",
+        )
+        for form in (CALL, FUSED)
+    )
+    assert alone == fused
+    assert len(fused) == 2

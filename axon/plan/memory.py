@@ -12,6 +12,9 @@ from axon.layout import Placement
 from axon.train.optimizers import frozen_paths
 from axon.train.step import Program
 
+IN_FLIGHT = "in flight"
+"""Name of the part of a step's arguments that a batch leaves for the next step, without a flush."""
+
 FROZEN = "frozen models"
 """Name of the part of a step's arguments that no step changes: the models beside the one that is trained."""
 
@@ -28,7 +31,7 @@ def arguments(program: Program, placement: Placement | None = None) -> dict[str,
     state = program.specs
     batch = program.evaluator.specs
     parts = {"parameters": state.parameters, "optimizer": state.optimizer, "variables": state.variables}
-    parts |= {"in flight": state.in_flight, "batch": batch}
+    parts |= {IN_FLIGHT: state.in_flight, "batch": batch}
     used = {name: jax.tree.leaves(tree) for name, tree in parts.items()}
     found = {name: _bytes(specs, placement) for name, specs in used.items() if specs}
     frozen = jax.tree.leaves(program.references.specs)  # never elsewhere than on the devices

@@ -8,6 +8,8 @@ from axon.axes.execution import RematByKind
 from axon.parallel.pipeline import Table
 from axon.parallel.pipeline.execute import SlotBytes
 from axon.parallel.pipeline.rows import rows
+from axon.plan.memory import arguments
+from axon.plan.predict.memory import Declared
 from axon.train.objective import Batch
 from axon.train.optimizers import frozen_paths
 from axon.train.pipelined import Pipeline, PipelinedGradients
@@ -36,12 +38,18 @@ def slot_sizes(program: Program, table: Table | None = None, remat: RematByKind 
     return found[0]
 
 
+def declared(program: Program, sizes: SlotBytes) -> Declared:
+    """What a pipelined program's own declarations say of its memory. Without a flush its slots are among the state."""
+    flush = stages_of(program).table.flush
+    return Declared(arguments(program), sizes if flush else SlotBytes(0, 0, 0, 0))
+
+
 def stages_of(program: Program) -> Pipeline:
     """The pipeline of a program whose mesh has stages."""
     assert program.evaluator.pipeline is not None
     return program.evaluator.pipeline
 
 
-def reserved(program: Program, remat: RematByKind | None = None) -> int:
+def reserved(program: Program, remat: RematByKind | None = None) -> float:
     """Bytes of all slots on each device, under a policy: as many as the stage takes that keeps most."""
     return slot_sizes(program, remat=remat).total(rows(stages_of(program).table)[1])

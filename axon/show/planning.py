@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from axon.errors import UserError, suggest
 from axon.layout import Layout, Placement
 from axon.plan.predict.links import Bandwidths
 from axon.plan.predict.policies import offloads_of, policies_of
+from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
 from axon.plan.report import Report
 from axon.plan.report_cache import ReportCache
@@ -120,7 +121,7 @@ def planner_of(question: Question) -> tuple[Train, Planner]:
     tree: Train = load(question.config, [*question.overrides, *question.pins]).tree
     check_predicted(tree, target)
     bandwidths = question.links and Bandwidths.read(question.links, target)
-    pinned, base = _pins(tree, question.pins), alone(tree, target)
+    pinned, base = _pins(tree, question.pins), alone(tree, target.platform)
     policies = [one_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
     space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned, matrices_of(work))
@@ -138,7 +139,7 @@ def _hosts(tree: Train, target: Target, pins: Pins) -> tuple[tuple[str, ...], ..
         return ()
     moved = (*execution.host, "optimizer")
     try:
-        alone(replace(tree, execution=replace(execution, host=moved)), target)
+        alone(replace(tree, execution=replace(execution, host=moved)), target.platform)
     except UserError:
         return ()
     return (moved,)
@@ -163,16 +164,22 @@ def check_predicted(tree: Train, target: Target) -> None:
 def resized(planner: Planner, tree: Train, target: Target, batch: int) -> Planner:
     """The search for the same run on another machine of such chips, with another number of sequences in a step."""
     tree = replace(tree, data=replace(tree.data, batch=batch))
-    base = alone(tree, target)
+    base = alone(tree, target.platform)
     space, work = replace(planner.space, program=base, target=target), replace(planner.work, program=base)
     return replace(planner, space=space, work=work, accept=_acceptance(tree, target))
 
 
-def alone(tree: Train, target: Target) -> Program:
+def own_shards(tree: Train, placement: Placement, policies: Iterable[Remat] = ()) -> Shards:
+    """What a device has of the step of a run on its own layout; with what other `policies` of remat would keep."""
+    work = Work.of(alone(tree, placement.platform), dict.fromkeys(["none", "full", *policies]))
+    return Shards(Split(work, placement), placement.layout, tree.execution)
+
+
+def alone(tree: Train, platform: str) -> Program:
     """The program on one described device, whose layout has the config's own fields that no plan says."""
     others = {field.name: value for field, value in own_values(tree.layout) if field.name not in PLANNED}
     start = Layout(mesh={"data": 1}, **others).with_axes_of(tree.layout)
-    return program(replace(tree, layout=start), Placement.described(start, 1, target.platform))
+    return program(replace(tree, layout=start), Placement.described(start, 1, platform))
 
 
 def _acceptance(tree: Train, target: Target) -> Acceptance:

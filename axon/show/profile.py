@@ -10,8 +10,6 @@ from axon.chips.target import Target
 from axon.errors import UserError
 from axon.layout import Placement
 from axon.plan.predict.seconds import Seconds, seconds
-from axon.plan.predict.shards import Shards, Split
-from axon.plan.predict.work import Work
 from axon.plan.profile import StepProfile
 from axon.plan.profile.beside import beside
 from axon.plan.profile.tables import json_of, tables
@@ -19,7 +17,7 @@ from axon.plan.this_cpu import CPU, this_cpu
 from axon.run import Train, program
 from axon.run.profiling import TracedStep
 from axon.show.plan import empty_table
-from axon.show.planning import alone, check_predicted, one_policy
+from axon.show.planning import check_predicted, one_policy, own_shards
 
 
 def print_profile(facts: TracedStep, profile: StepProfile, predicted: Seconds | None) -> None:
@@ -44,11 +42,7 @@ def predicted_here(tree: Train, report: Callable[[str], None]) -> Seconds | None
         placement = program(tree).placement
         target = _target(placement)
         check_predicted(tree, target)
-        policy = one_policy(tree.execution.remat)
-        work = Work.of(alone(tree, target), dict.fromkeys(["none", "full", policy]))
-        described = Placement.described(placement.layout, target.devices, target.platform)
-        shards = Shards(Split(work, described), placement.layout, tree.execution)
-        return seconds(shards, target)
+        return seconds(own_shards(tree, placement, [one_policy(tree.execution.remat)]), target)
     except UserError as error:
         report(f"no prediction: {error}")
         return None

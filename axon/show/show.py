@@ -13,7 +13,7 @@ from axon.config import load, root_of
 from axon.errors import UserError
 from axon.kernels.choice import check_names
 from axon.layout import KINDS, ParameterRow, Placement, explain
-from axon.plan.memory import FROZEN, gradients
+from axon.plan.memory import FROZEN, IN_FLIGHT, gradients
 from axon.plan.topology import devices
 from axon.run import Serve, Train, program, serving_program
 from axon.runtime import IDENTITY_LAYERS
@@ -64,7 +64,7 @@ def show_config(
     assert isinstance(tree, Train)
     for line in schedule_notices(tree.optimizer, tree.steps):
         console.print(line, markup=False, soft_wrap=True)
-    print_schedule(console, compiled)
+    print_schedule(console, tree, compiled)
     _draw_mesh(console, placement, specs, picture, weight)
     if picture is not None and (schedule := draw_schedule(compiled, picture)):
         console.print(f"the pipeline's schedule is drawn into {schedule}", markup=False, soft_wrap=True)
@@ -114,7 +114,7 @@ def _totals(compiled: Program) -> Table:
         "optimizer": state.optimizer,
         "variables": state.variables,
     }
-    parts |= {"in flight": state.in_flight, FROZEN: compiled.references.specs}
+    parts |= {IN_FLIGHT: state.in_flight, FROZEN: compiled.references.specs}
     elsewhere = {"bytes on the host for each": placement.on_host} if placement.host else {}
     elsewhere |= {"bytes on disk for each": placement.on_disk} if placement.disk else {}
     table = Table(title="totals", title_justify="left", box=None)

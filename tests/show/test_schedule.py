@@ -9,9 +9,11 @@ from axon.config import dump
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.parallel.pipeline import GPipe, Interleaved, TwoBW, ZeroBubbleH1, lockstep, slots
 from axon.parallel.pipeline.rows import rows
+from axon.plan.memory import arguments
 from axon.plan.slots import slot_sizes
 from axon.run import program
-from axon.show.schedule import draw_schedule
+from axon.show.planning import own_shards
+from axon.show.schedule import _Running, draw_schedule
 from axon.show.show import show_config
 
 
@@ -46,6 +48,28 @@ def test_the_schedule_that_runs_is_shown_with_bubble_and_memory(pipelined, shown
     slots, stream, residuals = map(float, found.groups())
     assert (slots, stream) == (3, 0.00781)
     assert float(kept[0][2]) == pytest.approx(2 * (stream + residuals), rel=0.01)
+
+
+def test_a_devices_memory_is_told_by_the_planners_model_of_what_the_program_declares(pipelined, shown):
+    """A stage has 2 of 4 layers, and slots of its chunk as it is traced; a schedule that would be faster is told so
+    too, with the second part's slots where backwards are split."""
+    train = pipelined(layers=4, mesh={"pipe": 2}, microbatches=4)
+    out = shown(train)
+    total, listed = re.search(r"by prediction a step takes (\S+) GiB of each device: (.*)\n", out).groups()
+    parts = {name: float(size) for name, size in re.findall(r"(\D+) ([\d.]+)(?:, |$)", listed)}
+    assert float(total) == pytest.approx(sum(parts.values()), abs=0.03)
+    built = program(train)
+    running = _Running(built, own_shards(train, built.placement))
+    found = running.memory.parts
+    assert found["activations"] == slot_sizes(built).total(rows(built.evaluator.pipeline.table)[1])
+    assert {kind: found[kind] for kind in ("parameters", "optimizer", "batch")} == arguments(built)
+    memory = {one.schedule: one.memory for one in running.others}
+    assert memory[Interleaved(1)] == pytest.approx(running.memory.total)
+    assert memory[Interleaved(2)] < memory[Interleaved(2, split=True)]
+    split = program(pipelined(layers=4, mesh={"pipe": 2}, microbatches=4, schedule=Interleaved(2, split=True)))
+    slots = slot_sizes(split).total(rows(split.evaluator.pipeline.table)[1])
+    more = memory[Interleaved(2, split=True)] - memory[Interleaved(1)]
+    assert more == pytest.approx(slots - found["activations"], abs=0.05 * slots)
 
 
 def test_what_waits_is_what_remat_keeps(pipelined):

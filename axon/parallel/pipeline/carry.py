@@ -60,7 +60,7 @@ class Carried:
     @property
     def _kept(self) -> Sequence[Any]:
         """The types of what a forward leaves for its backward, on its stage."""
-        return () if self.kept is None else self.kept.types
+        return () if self.kept is None else self.kept.forward.types
 
     @property
     def _left(self) -> Sequence[Any]:

@@ -37,10 +37,10 @@ class Panel(NamedTuple):
 
     title: str
     table: Table
-    slot_bytes: int | None = None
+    slot_bytes: float | None = None
 
 
-def before_and_after(name: str, own: Table, running: Table, slot_bytes: int | None = None) -> list[Panel]:
+def before_and_after(name: str, own: Table, running: Table, slot_bytes: float | None = None) -> list[Panel]:
     """A schedule's own table, and below it what `lockstep` makes of it."""
     batches = "" if own.flush else ": two batches"
     return [

@@ -8,7 +8,7 @@ Arrays with an axis of layers are given as they are made, a layer at a time: sta
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,13 @@ Closed: Any = core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
 INLINED = (primitives.jit_p, primitives.remat_p)
 """Calls whose bodies' equations are parted as their own."""
 
-FREE = ("convert_element_type", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reshard", "copy", "slice")
+FREE = frozenset(
+    ("convert_element_type", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reshard", "copy", "slice")
+)
 """Operations of one array that the second part does again, rather than wait for a result that takes more memory."""
+
+COLLECTIVES = frozenset(("reshard",))
+"""Of these, those that send."""
 
 
 Pieces = Sequence[Any]
@@ -51,8 +56,11 @@ class Equations:
     result_types: Sequence[Pieces]
 
     @staticmethod
-    def of(fn: Callable[..., Sequence[Array]], arguments: Sequence[Array], at_once: int = 0) -> "Equations":
-        """Of a function of arrays, whose results from number `at_once` on the first part must give."""
+    def of(
+        fn: Callable[..., Sequence[Array]], arguments: Sequence[Array], at_once: int = 0, until: int | None = None
+    ) -> "Equations":
+        """Of a function of arrays, whose results from number `at_once` on the first part must give, but for those from
+        number `until` on: these the second gives, of what is left of them in the form that takes least memory."""
         traced = jax.make_jaxpr(fn)(*arguments)
         traced = jax.make_jaxpr(lambda *given: _inlined(traced, given))(*arguments)
         given, results = traced.jaxpr.invars, _pieces(traced)
@@ -61,11 +69,14 @@ class Equations:
         second = _after_contractions([one for one in equations if id(one) not in needed])
         first, after = ([one for one in equations if (id(one) in second) == late] for late in (False, True))
         made = {out for one in after for out in one.outvars}
+        end = len(results) if until is None else until
+        is_late = [n >= end or not made.isdisjoint(_variables(of)) for n, of in enumerate(results)]
         first_gives, second_gives = (
-            {n: of for n, of in enumerate(results) if made.isdisjoint(_variables(of)) != late} for late in (False, True)
+            {n: of for n, of in enumerate(results) if is_late[n] == late} for late in (False, True)
         )
         read = {v for one in after for v in _read(one)} | {v for of in second_gives.values() for v in _variables(of)}
-        again, left = _left(first, read, {*given, *traced.jaxpr.constvars})
+        at_hand, free = {*given, *traced.jaxpr.constvars}, FREE if until is None else FREE - COLLECTIVES
+        again, left = _left(first, read - at_hand, at_hand, free)
         return Equations(
             _part(traced, given, [*_joined(first_gives), *left], first),
             _part(
@@ -149,17 +160,17 @@ def _contracts(one: core.JaxprEqn) -> bool:
 
 
 def _left(
-    first: Sequence[core.JaxprEqn], read: set[core.Var], at_hand: set[core.Var]
+    first: Sequence[core.JaxprEqn], read: set[core.Var], at_hand: set[core.Var], free: Collection[str]
 ) -> tuple[set[int], list[core.Var]]:
-    """Of what the second part reads: the equations of the first, by id, that it does again; and what it is left. What
-    is `at_hand` it has anyway: a layer's part of what is kept of all."""
+    """Of what the second part reads: the equations of the first, by id, that it does again, all of them `free`; and
+    what it is left. What is `at_hand` it has anyway: a layer's part of what is kept of all."""
     read, again, left = set(read), set(), []
     for one in reversed(first):
         source = _read(one)
         for value in one.outvars:
             if value in read:
                 if (
-                    one.primitive.name in FREE
+                    one.primitive.name in free
                     and len(source) == 1
                     and (source[0] in at_hand or bytes_per_device(source[0].aval) <= bytes_per_device(value.aval))
                 ):

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import reshard
+from axon.axes import is_on_host, reshard
 from axon.axes.patterns import Names
 from axon.axes.statistics import combined_devices
 from axon.parallel.pipeline.carry import Carry, carried
@@ -89,15 +89,17 @@ class SlotBytes(NamedTuple):
 
     Args:
         stream: the chunk's input, or its output's gradient. residuals: what its backward needs besides. left: what a
-            backward for the inputs leaves for that for the weights.
+            backward for the inputs leaves for that for the weights. offloaded: of what the backward needs that part
+            which waits in the host's memory.
     """
 
-    stream: int
-    residuals: int
-    left: int
+    stream: float
+    residuals: float
+    left: float
+    offloaded: float
 
-    def total(self, pools: Pools) -> int:
-        """Of all slots, and of what is on its way."""
+    def total(self, pools: Pools) -> float:
+        """On the device, of all slots, and of what is on its way."""
         own = pools.inputs * self.residuals + pools.gradients * self.left
         return own + (pools.inputs + pools.gradients + 2) * self.stream
 
@@ -106,10 +108,12 @@ def slot_bytes(table: Table, parts: Parts, batch_only_axes: Names = ()) -> SlotB
     """Of arrays that are only described, while they are traced."""
     memory = _Executor(table, [parts], batch_only_axes).carried.zeros(with_gradients=False).memory
 
-    def size(pools: Any) -> int:
-        return sum(bytes_per_device(jax.typeof(one)) // one.shape[1] for one in jax.tree.leaves(pools))
+    def size(pools: Any, on_host: bool = False) -> int:
+        own = (one for one in jax.tree.leaves(pools) if is_on_host(one) == on_host)
+        return sum(bytes_per_device(jax.typeof(one)) // one.shape[1] for one in own)
 
-    return SlotBytes(size(memory.inputs), size(memory.residuals), size(memory.left))
+    residuals = memory.residuals
+    return SlotBytes(size(memory.inputs), size(residuals), size(memory.left), size(residuals, on_host=True))
 
 
 def evaluate(table: Table, parts: Parts) -> Any:

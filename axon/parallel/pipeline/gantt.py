@@ -17,7 +17,9 @@ LEAST = 24
 """Letters of time that are drawn, however narrow the text may be."""
 
 
-def gantt(table: Table, costs: Costs = Costs(), width: int = 160, most: int = 20, slot_bytes: int | None = None) -> str:
+def gantt(
+    table: Table, costs: Costs = Costs(), width: int = 160, most: int = 20, slot_bytes: float | None = None
+) -> str:
     """Each stage's work in time, with its `summary`.
 
     Idle time is `·`. A table with uniform ticks is drawn in lockstep. Without a flush there are two batches.
@@ -55,7 +57,7 @@ def placed(table: Table, costs: Costs) -> list[Timed]:
     ]
 
 
-def summary(table: Table, costs: Costs, slot_bytes: int | None = None) -> list[tuple[str, ...]]:
+def summary(table: Table, costs: Costs, slot_bytes: float | None = None) -> list[tuple[str, ...]]:
     """Of each stage its bubble, its peak stash in microbatches, and the memory of what it keeps of chunks, in words.
 
     Args:

@@ -6,7 +6,6 @@ stage has anyway when the backward comes, as weights and the chunk's input, are 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import jax
@@ -53,8 +52,9 @@ class Kept:
     """A chunk's forward and backward, traced, and what lies between the two.
 
     Args:
-        forward: of the leaves of what is at hand: those of the `outputs`, and what is kept. backward: of the leaves of
-            what is at hand, what was kept, and the leaves of the outputs' gradients. gradients: what it gives.
+        forward: of the leaves of what is at hand: in its first part those of the `outputs`, and what waits; in its
+            second the arrays of the backward, from what has waited. backward: of the leaves of what is at hand, these
+            arrays, and the leaves of the outputs' gradients. gradients: what it gives.
     """
 
     forward: Equations
@@ -82,36 +82,26 @@ class Kept:
             pull = residuals.pullback(kept, jax.tree.unflatten(tree, at_hand))
             return jax.tree.leaves(pull(jax.tree.unflatten(dy_tree, dy)))
 
+        outputs = jax.tree.structure((out, statistics))
         return Kept(
-            Equations.of(forward, leaves),
+            Equations.of(forward, leaves, until=outputs.num_leaves),
             Equations.of(backward, [*leaves, *kept, *leaves_of_dy], at_once),
-            jax.tree.structure((out, statistics)),
+            outputs,
             jax.tree.structure(jax.eval_shape(pull, out)),
         )
 
-    @property
-    def _each(self) -> list[Pieces]:
-        """The types of the pieces of each array that is kept."""
-        return list(self.forward.result_types[self.outputs.num_leaves :])
-
-    @property
-    def types(self) -> list[Any]:
-        """The types of what waits, in order."""
-        return [piece for pieces in self._each for piece in pieces]
-
     def run_forward(self, at_hand: Any) -> tuple[Any, Sequence[Array]]:
         """The outputs, and what is to wait."""
-        found, _ = self.forward.run_first(jax.tree.leaves(at_hand))
+        found, waits = self.forward.run_first(jax.tree.leaves(at_hand))
         made = [_whole(found[number]) for number in range(self.outputs.num_leaves)]
-        kept = [piece for number in range(len(made), len(found)) for piece in found[number]]
-        return jax.tree.unflatten(self.outputs, made), kept
+        return jax.tree.unflatten(self.outputs, made), waits
 
     def run_backward(self, at_hand: Any, waited: Sequence[Array], dy: Any, left: Sequence[Array] | None) -> Any:
         """Of each gradient its pieces, None where the other part gives them; and what is left for the second part,
         which this is if that is given."""
-        pieces = iter(waited)
-        kept = [_whole(list(islice(pieces, len(each)))) for each in self._each]
-        given = jax.tree.leaves((at_hand, kept, dy))
+        leaves = jax.tree.leaves(at_hand)
+        kept = [_whole(pieces) for _, pieces in sorted(self.forward.run_second(leaves, waited).items())]
+        given = [*leaves, *kept, *jax.tree.leaves(dy)]
         if left is None:
             found, left = self.backward.run_first(given)
         else:

@@ -1,8 +1,11 @@
 """The memory of a device in a training step, by what it is for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from axon.axes import Execution
+from axon.parallel.pipeline.execute import SlotBytes
 from axon.plan.predict.shards import Shards
 
 SUMS = {"tpu": 6, "gpu": 2, "cpu": 2}
@@ -42,20 +45,29 @@ class Memory:
         return self.total / GIB
 
 
-def memory(shards: Shards) -> Memory:
+class Declared(NamedTuple):
+    """What a pipelined program that is built declares, in place of what is known before: bytes of a device's state by
+    kind, and of a chunk's slots."""
+
+    state: Mapping[str, float]
+    slots: SlotBytes
+
+
+def memory(shards: Shards, declared: Declared | None = None) -> Memory:
     """What a device needs: of a pipeline's stages the one that needs most, as all run one program."""
     layer = max(_layer(shards, number) for number in range(len(shards.split.work.periods)))
     works = {"a layer at work": layer, "the head at work": _head(shards), "an update at work": _update(shards)}
     name = max(works, key=lambda one: works[one])
-    return Memory({**kept(shards), "activations": _activations(shards), name: works[name]})
+    state, slots = declared or (None, None)
+    return Memory({**kept(shards, state), "activations": _activations(shards, slots), name: works[name]})
 
 
-def kept(shards: Shards) -> dict[str, float]:
-    """What does not depend on the batch."""
+def kept(shards: Shards, state: Mapping[str, float] | None = None) -> dict[str, float]:
+    """What does not depend on the batch. `state`: as of `Declared`."""
     split = shards.split
     times = SUMS[split.placement.platform] if split.stages > 1 else 2 if shards.layout.microbatches > 1 else 1
-    parts = {**split.state, "gradients": times * split.gradients}
-    parts |= dict.fromkeys(away(shards.execution), 0.0)
+    found = state or split.state
+    parts = {**found, "gradients": times * split.gradients, **dict.fromkeys(away(shards.execution), 0.0)}
     return {kind: size for kind, size in parts.items() if size}
 
 
@@ -67,25 +79,30 @@ def away(execution: Execution) -> list[str]:
 def on_host(shards: Shards) -> float:
     """Bytes of the host's memory that a device's state and activations take."""
     state = sum(shards.split.state[kind] for kind in away(shards.execution))
-    numbers = range(len(shards.split.work.periods))
-    waits = shards.tokens * sum(shards.places[n] * shards.sent(n) for n in numbers)
-    return state + waits * (shards.run.pools.inputs if shards.split.stages > 1 else 1)
+    return state + of_chunk(shards).offloaded * (shards.run.pools.inputs if shards.split.stages > 1 else 1)
 
 
-def _activations(shards: Shards) -> float:
+def _activations(shards: Shards, slots: SlotBytes | None) -> float:
     """What waits between forward and backward: of all layers, or in the slots of a pipeline's table; and of what waits
     on the host one period's, on its way."""
-    numbers = range(len(shards.split.work.periods))
-    of_token = shards.split.waiting(shards.waits.here, lambda number: shards.places[number])
+    found = slots or of_chunk(shards)
+    sent = found.offloaded / sum(shards.places)
+    return sent + (found.residuals if shards.split.stages == 1 else found.total(shards.run.pools))
+
+
+def of_chunk(shards: Shards) -> SlotBytes:
+    """What waits for a microbatch of the layers of a chunk; without a pipeline of all layers, their input among it."""
+    split, places = shards.split, shards.places
+    of_token = split.waiting(shards.waits.here, places.__getitem__)
+    stream = shards.stream / split.stream_split
+    inputs = sum(places) - 1 if split.stages > 1 else 0  # that of the chunk has a slot of its own
     if shards.waits.input:
-        of_token -= sum(shards.places[n] * shards.split.inputs[n] for n in numbers)
-    of_chunk, sent = shards.tokens * of_token, shards.tokens * max(map(shards.sent, numbers))
-    if shards.split.stages == 1:
-        return of_chunk + sent
-    stream, pools = shards.stream / shards.split.stream_split, shards.run.pools
-    left = shards.tokens * sum(shards.places[n] * shards.split.left[n, shards.waits.computed] for n in numbers)
-    after = pools.gradients * left if shards.splits else 0.0
-    return pools.inputs * of_chunk + after + sent + (pools.inputs + pools.gradients + 2) * stream
+        of_token -= sum(count * size for count, size in zip(places, split.inputs, strict=True))
+        inputs += split.stages > 1
+    of_token += inputs * stream / shards.tokens
+    left = sum(count * split.left[n, shards.waits.computed] for n, count in enumerate(places)) if shards.splits else 0.0
+    offloaded = sum(count * shards.sent(n) for n, count in enumerate(places))
+    return SlotBytes(stream, *(shards.tokens * size for size in (of_token, left, offloaded)))
 
 
 def _layer(shards: Shards, number: int) -> float:

@@ -131,11 +131,20 @@ class Split:
         """Of each segment, bytes of a token in the inputs of a period's blocks."""
         return tuple(period.kept["full"].bytes[STREAM] / self.stream_split for period in self.work.periods)
 
+    @cached_property
+    def waits(self) -> Mapping[tuple[int, Remat], float]:
+        """(number of the segment, policy) → bytes of a token that wait of one of its periods."""
+        return self._of_policies(self._waits)
+
     def waiting(self, remat: Remat, periods: Callable[[int], float]) -> float:
-        """Bytes that wait of a token in so many periods of each segment: what is the same for all layers waits once."""
-        shared = [period.kept[remat].shared for period in self.work.periods]
+        """Bytes that wait of a token in so many periods of each segment, on stages without the periods' inputs: what is
+        the same for all layers waits once."""
+        shared = [self._waits(period)[remat].shared for period in self.work.periods]
         times = [periods(number) for number in range(len(shared))]
-        return sum(self.kept[i, remat] * n - shared[i] * max(0.0, n - 1) for i, n in enumerate(times))
+        return sum(self.waits[i, remat] * n - shared[i] * max(0.0, n - 1) for i, n in enumerate(times))
+
+    def _waits(self, period: Period) -> Mapping[Remat, Kept]:
+        return period.kept if self.stages == 1 else period.waits
 
     @cached_property
     def flops(self) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """A period of layers, forward and backward, as JAX traces it for one sequence on one device: what waits in between.
 
-What a split backward's part for the inputs leaves for that for the weights is what a pipeline's executor makes of the
-same period (`axon.parallel.pipeline.equations`).
+What waits on a stage, and what a split backward's part for the inputs leaves for that for the weights, is what a
+pipeline's executor makes of the same period (`axon.parallel.pipeline.equations`).
 """
 
 import math
@@ -52,10 +52,12 @@ class Kept:
 
 
 class Traced(NamedTuple):
-    """A period, forward and backward, under a policy: what it keeps of a token; what a split backward's part for the
-    inputs leaves for that for the weights; FLOPs of a token, and those of kernels of attention among them."""
+    """A period, forward and backward, under a policy: what it keeps of a token; what waits of it in a pipeline's slots,
+    but its input; what a split backward's part for the inputs leaves for that for the weights; FLOPs of a token, and
+    those of kernels of attention among them."""
 
     kept: Kept
+    waits: Kept
     left: Kept
     flops: float
     attention: float
@@ -73,16 +75,19 @@ def trace(program: Program, number: int, frozen: frozenset[str], remat: Remat, c
 
     with runtime.tracing(execution=replace(runtime.execution, remat=remat, kernels={})):
         traced, (kept, _) = jax.make_jaxpr(forward_and_backward, return_shape=True)(*arguments)
-        left = _left(program, number, arguments)
+        executed = _executed(program, number, arguments)
     parameters, still, *_ = arguments
     weights = {(shape, spec.dtype) for spec in (parameters | still).values() for shape in (spec.shape, spec.shape[1:])}
-    varies = _varies(traced.jaxpr, len(jax.tree.leaves(arguments[:4])))
-    found = [  # the outputs after those are gradients
-        (own, one) for one, own in zip(kept, varies, strict=False) if (one.shape, one.dtype) not in weights
-    ]
-    sizes = _Sizes(runtime.module.dims, seq, copies)
-    waits, after = sizes.kept(found), sizes.kept([(True, one) for one in left])
-    return Traced(waits, after, count_jaxpr(traced.jaxpr).flops / seq, flops_of_kernels(traced.jaxpr, FLASH) / seq)
+    sizes, own = _Sizes(runtime.module.dims, seq, copies), len(jax.tree.leaves(arguments[:4]))
+
+    def of(types: Sequence[Any], varies: Iterable[bool]) -> Kept:
+        arrays = zip(varies, types, strict=False)  # the outputs of the whole after those are gradients
+        return sizes.kept([(of, one) for of, one in arrays if (one.shape, one.dtype) not in weights])
+
+    types, after = executed.forward.types, executed.backward.types
+    waits = of(types, _varies(executed.forward.first.jaxpr, own)[-len(types) :])
+    counts = count_jaxpr(traced.jaxpr).flops / seq, flops_of_kernels(traced.jaxpr, FLASH) / seq
+    return Traced(of(kept, _varies(traced.jaxpr, own)), waits, of(after, [True] * len(after)), *counts)
 
 
 def _arguments(program: Program, frozen: frozenset[str]) -> tuple[Any, ...]:
@@ -109,17 +114,17 @@ def _pullback(program: Program, number: int, arguments: Sequence[Any]) -> tuple[
     return *jax.vjp(forward, parameters, x), ()
 
 
-def _left(program: Program, number: int, arguments: Sequence[Any]) -> Sequence[Any]:
-    """The types of what the gradients of weights wait for, where the stream's is made first."""
+def _executed(program: Program, number: int, arguments: Sequence[Any]) -> residuals.Kept:
+    """The forward and the backward as a pipeline runs them, where the stream's gradient is made first."""
     found = []
 
     def split(*arguments: Any) -> tuple[()]:
         pullback = partial(_pullback, program, number)
-        found.extend(residuals.Kept.of(pullback, arguments, at_once=len(arguments[0])).backward.types)
+        found.append(residuals.Kept.of(pullback, arguments, at_once=len(arguments[0])))
         return ()
 
     jax.eval_shape(split, *arguments)
-    return found
+    return found[0]
 
 
 def _varies(jaxpr: Any, inputs: int) -> list[bool]:

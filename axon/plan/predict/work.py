@@ -44,7 +44,8 @@ class Period:
         narrow: the share of 8-bit products. rounded_elements: of a token, in their operands. dispatched: bytes of an
             element that is sent to its expert, ÷ those of one in the compute dtype.
         kept: of each policy. repeated: of each policy the share of the forward that the backward computes again, but
-            for attention over pairs, of which `again` is that share. left: of each policy what the part of a split
+            for attention over pairs, of which `again` is that share. waits: of each policy what waits in a pipeline's
+            slots, but for the period's input. left: of each policy what the part of a split
             backward for the inputs leaves for that for the weights.
     """
 
@@ -60,6 +61,7 @@ class Period:
     rounded_elements: float
     dispatched: float
     kept: Mapping[Remat, Kept]
+    waits: Mapping[Remat, Kept]
     left: Mapping[Remat, Kept]
     repeated: Mapping[Remat, float]
     again: Mapping[Remat, float]
@@ -192,6 +194,7 @@ def _period(
         rounded_elements=sum(share * _operands(spec, copies) for spec, share in narrow),
         dispatched=1 - dispatched * (1 - 1 / program.runtime.compute_dtype.itemsize),
         kept={policy: one.kept for policy, one in traced.items()},
+        waits={policy: one.waits for policy, one in traced.items()},
         left={policy: one.left for policy, one in traced.items()},
         repeated=repeated,
         again=again,

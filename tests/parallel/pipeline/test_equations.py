@@ -69,3 +69,21 @@ def test_only_an_inputs_gradient_leaves_nothing(rng):
 def _called(tree, leaves):
     pull, dy = jax.tree.unflatten(tree, leaves)
     return pull(dy)
+
+
+def test_what_waits_is_in_the_form_that_takes_least_and_what_is_at_hand_does_not_wait(rng):
+    """A backward reads a sum in float32, stacked and transposed, and the input: the sum alone waits, in bfloat16."""
+    x = jnp.asarray(rng.normal(size=(BATCH, EMBED)), jnp.bfloat16)
+
+    def forward(x):
+        total = jnp.sin(x) + x
+        wide = total.astype(jnp.float32)
+        return wide * wide, wide[None], x[None].astype(jnp.float32), total.T, wide.reshape(-1)
+
+    parts = Equations.of(lambda x: list(forward(x)), [x], until=1)
+    found, waits = parts.run_first([x])
+    assert list(found) == [0]
+    assert [(one.shape, one.dtype) for one in waits] == [(x.shape, x.dtype)]
+    found |= parts.run_second([x], waits)
+    for number, expected in enumerate(forward(x)):
+        np.testing.assert_allclose(found[number][0].astype(jnp.float32), expected.astype(jnp.float32), rtol=1e-2)

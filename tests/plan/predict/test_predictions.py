@@ -12,7 +12,7 @@ from axon.nn.router import Routing
 from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, figures, lockstep
 from axon.parallel.pipeline.partition import width
 from axon.plan.memory import arguments
-from axon.plan.predict.memory import BUFFERS, RING_HELD, memory
+from axon.plan.predict.memory import BUFFERS, RING_HELD, memory, of_chunk
 from axon.plan.predict.policies import policies_of
 from axon.plan.predict.seconds import BUBBLE, EXPERTS, GRADIENTS, PRODUCTS, REPEATED, TENSOR, WEIGHTS, seconds
 from axon.plan.predict.shards import Shards, Split
@@ -120,6 +120,17 @@ def test_each_way_to_split_takes_its_share_of_memory_and_work(dense):
     assert memory(tensor).parts["activations"] == pytest.approx(parts)
     unsplit = shards(dense, 4, mesh={"tensor": 4})
     assert memory(unsplit).parts["activations"] == pytest.approx(activations["one"])
+
+
+@pytest.mark.parametrize("remat", ["none", "minimal", "full"])
+@pytest.mark.parametrize("schedule", [OneFOneB(), Interleaved(2, split=True)], ids=repr)
+def test_what_waits_on_a_stage_is_predicted_as_the_real_program_traces_it(schedule, remat, dense):
+    layout = Layout(mesh={"pipe": 2, "data": 2}, microbatches=4, schedule=schedule)
+    real = slot_sizes(program(layout, 4, execution=Execution(remat=remat)))
+    found = of_chunk(shards(dense, 4, remat, mesh=layout.mesh, microbatches=4, schedule=schedule))
+    assert found.stream == real.stream
+    assert found.residuals == pytest.approx(real.residuals, rel=0.1, abs=0.1 * real.stream)
+    assert found.left == pytest.approx(real.left, rel=0.1)
 
 
 @pytest.mark.parametrize("remat", ["none", "minimal", "full"])

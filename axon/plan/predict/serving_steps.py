@@ -3,16 +3,26 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from flax import nnx
+
 from axon.axes.patterns import base
 from axon.chips import KERNEL_CHIPS
 from axon.chips.target import Target
+from axon.nn.capabilities import ChoosesExperts
 from axon.plan.paged_attention import attention_time, pages_read
 from axon.plan.predict.links import Bandwidths, Links
 from axon.serve.program import ServingProgram
 
 TENSOR = "tensor"
 SHARE_OF_MEMORY = 0.65
-"""How much of the memory's bandwidth a step reads weights at: the one constant that is fitted (docs/planner.md)."""
+"""How much of the memory's bandwidth a step reads weights at. (Fitted: docs/planner.md.)"""
+
+SHARE_OF_KERNEL = 0.9
+"""The same of experts' weights, which a kernel reads; what it moves besides are rows. (By a compiled step's bytes.)"""
+
+ROUTING = 1.5e-4
+"""Seconds in which a layer of experts chooses them and orders its rows, and of what else is small in it: some 100
+operations that hardly depend on how much they move. (Fitted likewise.)"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class ServingSteps:
         """Part → seconds of a step with `tokens` tokens that reads the keys and values of `rows` requests.
 
         It is computed in the smallest compiled size that has room. Weights are read while products run, and the longer
-        of the two counts. No collective is hidden.
+        of the two counts; what chooses experts and orders their rows comes besides. No collective is hidden.
         """
         sizes = self.program.capacity.sizes()
         size = next((one for one in sizes if one.tokens >= tokens), sizes[-1])
@@ -42,7 +52,13 @@ class ServingSteps:
         name = "products" if products > self._weights else "weights"
         sums = self._reductions * self._links.reduce((TENSOR,), size.tokens * self._width)
         logits = self._links.gather((TENSOR,), logits_rows * self._vocab)
-        return {name: max(products, self._weights), "attention": rows * self._row, "collectives": sums + logits}
+        routing = {"routing": ROUTING * self._expert_layers} if self._expert_layers else {}
+        return {
+            name: max(products, self._weights),
+            **routing,
+            "attention": rows * self._row,
+            "collectives": sums + logits,
+        }
 
     def seconds(self, tokens: float, rows: float) -> float:
         """The sum of `parts`."""
@@ -71,8 +87,21 @@ class ServingSteps:
 
     @cached_property
     def _weights(self) -> float:
-        size = self.program.read_bytes() - self.program.cached_bytes()
-        return size / (self.target.chip.bandwidth * SHARE_OF_MEMORY)
+        runtime, experts = self.program.runtime, 0
+        for path, spec in runtime.parameters.items():
+            if "experts" in spec.axes and not path.startswith("mtp/"):
+                experts += runtime.placement.bytes_per_device(spec)
+        others = self.program.read_bytes() - self.program.cached_bytes() - experts
+        return (others / SHARE_OF_MEMORY + experts / SHARE_OF_KERNEL) / self.target.chip.bandwidth
+
+    @cached_property
+    def _expert_layers(self) -> int:
+        """How many layers choose experts."""
+        depth = self.program.runtime.module.layers
+        routes = {
+            k for k, one in depth.blocks.items() for _, m in nnx.iter_modules(one) if isinstance(m, ChoosesExperts)
+        }
+        return sum(span.times * sum(kind in routes for kind in span.kinds) for span in depth.spans)
 
     @cached_property
     def _row(self) -> float:

@@ -56,7 +56,7 @@ def _name(plan: Plan) -> str:
     """In two lines: the mesh; what else differs."""
     layout = plan.layout
     mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
-    schedule = f", {type(layout.schedule).__name__}({layout.schedule.virtual})" if layout.schedule else ""
+    schedule = f", {layout.schedule!r}".removesuffix("()") if layout.schedule else ""
     return f"{mesh}\nZeRO {layout.zero}, {layout.microbatches} microbatches{schedule}"
 
 

@@ -124,7 +124,7 @@ def test_processes_of_ray_sample_what_the_run_would(made, playing, begun, rng, t
 def cluster(monkeypatch):
     """A cluster of Ray whose head has no room for actors, beside two nodes that have."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 8}
     head = {"num_cpus": 0, "_system_config": quick}
     cluster = pytest.importorskip("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -148,7 +148,7 @@ def remove_node_of(held, cluster):
     cluster.remove_node(node, allow_graceful=False)
 
 
-@pytest.mark.extra
+@pytest.mark.slow
 def test_a_node_of_ray_that_is_gone_costs_no_answer(cluster, made, playing, begun, rng, tmp_path):
     """In the midst of an episode; its actor is started anew on another node."""
     states = [replace(begun(made, rng), step=np.int32(step)) for step in (3, 4)]

@@ -43,7 +43,7 @@ class _Lives:
 
     @cached_property
     def parts(self) -> dict[str, _Parts]:
-        """The same of each element of an instruction's result, where it is a tuple that is handed on."""
+        """The `buffers` of each element of an instruction's result, where it is a tuple that is handed on."""
         found: dict[str, _Parts] = {}
         for one in self.lines:
             given = [found.get(name, ()) for name in one.operands]

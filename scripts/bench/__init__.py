@@ -31,7 +31,7 @@ BENCHMARKS = {
     "checkpoint": Benchmark("scripts.bench.checkpoint", "saving and restoring, against the disk"),
     "import": Benchmark("scripts.bench.importing", "a model of Hugging Face's onto a device, and into a checkpoint"),
     "serve": Benchmark("scripts.bench.serve", "many requests at once, against transformers", of_training=True),
-    "plan": Benchmark("scripts.bench.plan", "seconds of layouts on 8 CPU devices, as planned and as they are", True),
+    "plan": Benchmark("scripts.bench.plan", "seconds of layouts on 8 CPU devices, as planned and as they are"),
     "collectives": Benchmark("scripts.bench.collectives", "collectives over the devices here, and their links"),
     "kernels": Benchmark("scripts.bench.kernels", "our kernels on this CPU against plain JAX"),
 }

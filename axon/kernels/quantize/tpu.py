@@ -27,7 +27,7 @@ VMEM = 48 * 2**20
 """Bytes for a block as it comes and as it goes, twice each, and in float32: a v7x has 64 MiB, the others more."""
 
 OPERATIONS = 4
-"""Of a number: its magnitude, the larger of two, a multiplication, rounding."""
+"""The operations of a number: its magnitude, the larger of two, a multiplication, rounding."""
 
 
 def unfit(shape: tuple[int, ...], shared: tuple[int, ...]) -> str | None:
@@ -51,7 +51,7 @@ class Formula(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of what is rounded."""
+        """The dtype of what is rounded."""
         ...
 
     def scales(self, largest: Array) -> Array:
@@ -83,7 +83,7 @@ def quantize_tpu(x: Array, shared: tuple[int, ...], formula: Formula, *, interpr
 
 
 def _call(x: Array, shared: tuple[int, ...], formula: Formula, interpret: Any) -> Any:
-    """Of `x` as it is laid out."""
+    """The kernel's values and scales, of `x` as it is laid out."""
     block = _laid_out_block(x.shape, shared)
     of_scales = [tuple(1 if i in shared else n for i, n in enumerate(sizes)) for sizes in (block, x.shape)]
     joined, of_values, place = _joins(x.ndim, shared), [block, x.shape], _place

@@ -31,7 +31,7 @@ FREE = frozenset(
 """Operations of one array that the second part does again, rather than wait for a result that takes more memory."""
 
 COLLECTIVES = frozenset(("reshard",))
-"""Of these, those that send."""
+"""Those of `FREE` that send."""
 
 
 Pieces = Sequence[Any]
@@ -59,8 +59,8 @@ class Equations:
     def of(
         fn: Callable[..., Sequence[Array]], arguments: Sequence[Array], at_once: int = 0, until: int | None = None
     ) -> "Equations":
-        """Of a function of arrays, whose results from number `at_once` on the first part must give, but for those from
-        number `until` on: these the second gives, of what is left of them in the form that takes least memory."""
+        """The parts of a function of arrays, whose results from number `at_once` on the first must give, but for those
+        from number `until` on: these the second gives, of what is left of them in the form that takes least memory."""
         traced = jax.make_jaxpr(fn)(*arguments)
         traced = jax.make_jaxpr(lambda *given: _inlined(traced, given))(*arguments)
         given, results = traced.jaxpr.invars, _pieces(traced)
@@ -162,7 +162,7 @@ def _contracts(one: core.JaxprEqn) -> bool:
 def _left(
     first: Sequence[core.JaxprEqn], read: set[core.Var], at_hand: set[core.Var], free: Collection[str]
 ) -> tuple[set[int], list[core.Var]]:
-    """Of what the second part reads: the equations of the first, by id, that it does again, all of them `free`; and
+    """The equations of the first part, by id, that the second does again for what it reads, all of them `free`; and
     what it is left. What is `at_hand` it has anyway: a layer's part of what is kept of all."""
     read, again, left = set(read), set(), []
     for one in reversed(first):

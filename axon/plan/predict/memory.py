@@ -46,7 +46,7 @@ class Memory:
 
 
 class Declared(NamedTuple):
-    """What a pipelined program that is built declares, in place of what is known before: bytes of a device's state by
+    """Declarations of a pipelined program that is built, in place of what is known before: bytes of a device's state by
     kind, and of a chunk's slots."""
 
     state: Mapping[str, float]

@@ -45,8 +45,8 @@ class Period:
             element that is sent to its expert, ÷ those of one in the compute dtype.
         kept: of each policy. repeated: of each policy the share of the forward that the backward computes again, but
             for attention over pairs, of which `again` is that share. waits: of each policy what waits in a pipeline's
-            slots, but for the period's input. left: of each policy what the part of a split
-            backward for the inputs leaves for that for the weights.
+            slots, but for the period's input. left: of each policy what the part of a split backward for the inputs
+            leaves for that for the weights.
     """
 
     times: int

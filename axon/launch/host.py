@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-_MEMINFO = Path("/proc/meminfo")
+_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The system's memory, and the files of a container's limit (control groups 2 and 1)."""
 
@@ -27,6 +27,11 @@ def has_accelerator() -> bool:
     """Whether this machine has the device node of a GPU or TPU."""
     nodes = (Path("/dev").glob(pattern) for pattern in ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*", "kfd"))
     return any(True for found in nodes for _ in found)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this machine's cores have matrix instructions for bfloat16 (AMX), which XLA uses."""
+    return _CPUINFO.is_file() and "amx_bf16" in _CPUINFO.read_text().split()
 
 
 def keep_freed_memory() -> None:

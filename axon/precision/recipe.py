@@ -127,8 +127,8 @@ class Recipe(ABC):
         if self.emulate or (chip is not None and needed <= chip.products):
             return
         able = ", ".join(chip.name for chip in CHIPS.values() if needed <= chip.products)
+        where = f"{able} has them" if able else "there is no kernel for them yet, on any chip"
         raise UserError(
             f"Precision.recipe = {name} needs products of {' and '.join(sorted(needed))}, which {called!r} lacks; "
-            f"{able or 'no chip that is known here'} has them. Set {name}.emulate = True, to round alike and multiply "
-            "in float32, or Precision.recipe = None"
+            f"{where}. Set {name}.emulate = True, to round alike and multiply in float32, or Precision.recipe = None"
         )

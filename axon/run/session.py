@@ -37,7 +37,7 @@ from axon.run.references import REFERENCES, check_same_references, read_referenc
 from axon.run.restore import IN_FLIGHT, check_finite, check_same_mesh, lost_in_flight, restore_state
 from axon.run.saves import Saves
 from axon.run.stages import with_stages_done
-from axon.run.start_record import changes, changes_text, described, script_notices
+from axon.run.start_record import changes, changes_text, described, dtype_notices, script_notices
 from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
@@ -112,7 +112,8 @@ class Session:
         self.program.update.claim_disk()
         until = self._last_step(steps)
         check_profiled(profile, until)
-        for line in schedule_notices(self.train.optimizer, self.train.steps):
+        notices = schedule_notices(self.train.optimizer, self.train.steps)
+        for line in (*notices, *dtype_notices(self.program)):
             self.report(line)
         with ExitStack() as stack:
             with process_0_first("prepare"):

@@ -114,7 +114,8 @@ def _check_policy(where: str, policy: str) -> None:
 
 
 class Fault(NamedTuple):
-    """A step that went wrong: `kind` is 'not_finite' or 'spike'."""
+    """A step that went wrong: `kind` is 'not_finite' or 'spike'; `loss_scale`: what its loss was multiplied by, if
+    anything."""
 
     kind: str
     step: int
@@ -122,6 +123,7 @@ class Fault(NamedTuple):
     loss: float
     grad_norm: float
     limits: Limits
+    loss_scale: float | None = None
 
     @property
     def field(self) -> str:
@@ -131,7 +133,9 @@ class Fault(NamedTuple):
     @property
     def why(self) -> str:
         """`loss 9.3, gradient norm 1.2`, and what a spike is compared with."""
-        said = f"loss {self.loss}, gradient norm {self.grad_norm}"
+        scale = self.loss_scale
+        scaled = "" if scale is None else f", loss scale {scale:g}, of which LossScale.floor is the least"
+        said = f"loss {self.loss}, gradient norm {self.grad_norm}{scaled}"
         if self.kind == "not_finite":
             return said
         above = [f"{name.replace('_', ' ')} {value:.6g}" for name, value in self.limits.items() if isfinite(value)]
@@ -173,9 +177,9 @@ class Monitor:
         loss, norm, limits = values["loss"], values["grad_norm"], self.limits(step)
         spikes = self.faults.spikes
         if not (isfinite(loss) and isfinite(norm)):
-            return Fault("not_finite", step, self.faults.not_finite, loss, norm, limits)
+            return Fault("not_finite", step, self.faults.not_finite, loss, norm, limits, values.get("loss_scale"))
         if spikes is not None and (loss > limits["loss"] or norm > limits["grad_norm"]):
-            return Fault("spike", step, spikes.policy, loss, norm, limits)
+            return Fault("spike", step, spikes.policy, loss, norm, limits, values.get("loss_scale"))
         if spikes is not None:
             self._seen.append((step, loss, norm))
             if len(self._seen) > spikes.window + 1:

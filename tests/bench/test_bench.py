@@ -56,13 +56,17 @@ def test_plan_ranks_layouts_as_they_are_measured():
 
 @pytest.mark.slow
 def test_train_gives_tokens_per_second_and_a_ratio_only_against_torch():
-    result = train.run(TINY, batch=2, seq=16, rounds=3)
+    result = train.run(TINY, batch=2, seq=16, rounds=3, bfloat16=True)
     json.dumps(result, allow_nan=False)
     assert result["axon"] > 0
+    assert result["axon_bfloat16"] > 0
+    assert 0 < result["loss_difference_bfloat16"] < 1e-2
     if find_spec("torch"):
         assert result["ratio"] > 0
         assert result["torch_eager"] > 0
         assert result["torch_compile"] > 0
+        assert result["torch_compile_bfloat16"] > 0
+        assert result["ratio_bfloat16"] > 0
         assert result["loss_difference"] < 1e-5
     else:
         assert result["torch_eager"] is result["torch_compile"] is result["ratio"] is None

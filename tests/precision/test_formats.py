@@ -58,6 +58,43 @@ def test_values_and_scales_are_the_formulas_bit_for_bit(form, rng):
         np.testing.assert_array_equal(own[place].view(np.uint8), expected.view(np.uint8))
 
 
+def edges(dtype):
+    """Every finite number of a dtype, the middles of neighbours (ties), and the float32 next to each, on both sides."""
+    if dtype == "int8":
+        numbers = np.arange(-127, 128, dtype=np.float64)
+    else:
+        bits = 4 if dtype == E2M1 else 8
+        every = np.arange(2**bits, dtype=np.uint8).view(getattr(ml_dtypes, dtype)).astype(np.float64)
+        numbers = np.unique(every[np.isfinite(every)])
+    at = np.concatenate([numbers, (numbers[1:] + numbers[:-1]) / 2, [-0.0, 2 * numbers[0], 2 * numbers[-1]]])
+    at = at.astype(np.float32)
+    return np.concatenate([np.nextafter(at, np.float32(-np.inf)), at, np.nextafter(at, np.float32(np.inf))])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, E2M1])
+def test_every_number_every_tie_and_its_neighbours_are_rounded_as_ml_dtypes_rounds_them(dtype):
+    form, x = Format(dtype), edges(dtype)
+    x = x[np.abs(x) >= np.finfo(np.float32).tiny]  # XLA takes subnormal float32 for 0
+    actual = np.asarray(jax.jit(form.values)(x, jnp.ones_like(x)))
+    limited = np.clip(x, -form.most, form.most)
+    if dtype == "int8":
+        np.testing.assert_array_equal(actual, np.rint(limited))
+        return
+    expected = limited.astype(getattr(ml_dtypes, dtype)).astype(np.float32)
+    np.testing.assert_array_equal(actual.astype(np.float32).view(np.uint32), expected.view(np.uint32))
+
+
+def test_scales_of_powers_of_two_are_e8m0_at_every_power_and_beside_it():
+    powers = np.float32(2.0) ** np.arange(-117, 128, dtype=np.float32)
+    largest = np.concatenate([np.nextafter(powers, np.float32(0)), powers, np.nextafter(powers, np.float32(np.inf))])
+    form = Format(E4M3, 32, scale_dtype=E8M0)
+    actual = np.asarray(jax.jit(form.scales)(largest))
+    exponent = np.frexp(largest.astype(np.float64))[1]
+    expected = np.ldexp(1.0, exponent - 1 - 8)
+    np.testing.assert_array_equal(actual, np.maximum(expected, 2.0**-126))
+    np.testing.assert_array_equal(actual.astype(ml_dtypes.float8_e8m0fnu).astype(np.float32), actual)
+
+
 def test_blocks_of_4_bits_have_scales_of_two_levels_bit_for_bit(rng):
     form = Format(E2M1, 16, scale_dtype=E4M3)
     x = (rng.normal(size=SHAPE) * 10.0 ** rng.uniform(-3, 3, (*SHAPE[:2], 1))).astype(np.float32)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
+from jax import P
 
 from axon.axes import einsum
 from axon.chips import CHIPS
@@ -17,7 +18,7 @@ from axon.nn import Param
 from axon.nn.low_precision import LowPrecision
 from axon.plan.report import compile_step
 from axon.plan.topology import devices
-from axon.precision import MXFP8, NVFP4, FP8Block, FP8Current, FP8Delayed, Int8, Precision
+from axon.precision import MXFP8, NVFP4, FP8Block, FP8Current, FP8Delayed, Int8, Precision, operation
 from axon.precision.product import _joined
 from axon.runtime import Runtime
 from axon.train.optimizers import SGD, Constant
@@ -99,6 +100,21 @@ def test_every_layout_rounds_alike(name, layout, operands):
     one = product(RECIPES[name], Layout({"data": 1}), *operands)
     for actual, expected in zip(product(RECIPES[name], layout, *operands), one, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("spec", [P("data", None, "tensor"), P("data", "tensor"), P(("data", "tensor"))], ids=str)
+def test_values_and_scales_are_bit_for_bit_those_of_one_device(name, spec, placed, compiled, rng):
+    names, summed = ("batch", "seq", "heads", "head_dim"), ("batch", "seq", "embed")
+    x = (rng.normal(size=SHAPE) * 10.0 ** rng.uniform(-4, 4, (*SHAPE[:2], 1, 1))).astype(np.float32)
+    form, spec = RECIPES[name].products.forward[0], P(*spec, *(None,) * (4 - len(spec)))
+
+    def run(placement, here):
+        moved = jax.device_put(x, jax.NamedSharding(placement.mesh, here))
+        return compiled(placement, lambda x: tuple(operation.rounded(x, names, form, summed, here, here).array), moved)
+
+    for one, expected in zip(run(placed({"data": 2, "tensor": 2}), spec), run(placed(), P(*4 * (None,))), strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(expected, np.float32))
 
 
 @pytest.mark.parametrize("name", ["int8", "tensor", "row"])

@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 
 from axon.checkpoint.compare import CheckpointError
-from axon.checkpoint.huggingface.quantization_method import Method, Parts, packed_codes
+from axon.checkpoint.huggingface.quantization_method import WHERE, Method, Parts, packed_codes
 from axon.errors import UserError
 from axon.foreign_json import shown
-
-WHERE = "config.json: quantization_config"
 
 
 class PackQuantized(Method):

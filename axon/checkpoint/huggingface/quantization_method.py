@@ -1,9 +1,16 @@
 """The interface of a library's way to store weights in few bits."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
+
+from axon.foreign_json import Kind
+
+WHERE = "config.json: quantization_config"
+
+NOTHING: Mapping[str, tuple[Kind, Any]] = MappingProxyType({})
 
 
 class Parts(Protocol):
@@ -19,12 +26,14 @@ class Method(Protocol):
 
     `endings`: what the names of the parts of each end with, the first that of one which nothing else has. `name`: what
     the weight's own name ends with in their place. `by_rows`: whether a part reads the rows of its first dimension
-    that are asked for alone, where a weight is large.
+    that are asked for alone, where a weight is large. `fields`: those of its `quantization_config` that say how, what
+    each can be, and its default.
     """
 
     endings: tuple[str, ...]
     name: str = ""
     by_rows: bool = False
+    fields: Mapping[str, tuple[Kind, Any]] = NOTHING
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]: ...
     def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray: ...

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,10 +13,12 @@ import numpy as np
 
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.huggingface.compressed_tensors import compressed_tensors
-from axon.checkpoint.huggingface.quantization_method import Method, Parts, packed_codes
+from axon.checkpoint.huggingface.quantization_method import WHERE, Method, Parts, packed_codes
 from axon.checkpoint.huggingface.weights import Weights
-from axon.foreign_json import SIZE, one_of, read_field
+from axon.foreign_json import NULL, SIZE, Kind, Required, one_of, read_field
 from axon.precision.microscaling import E2M1_CODES
+
+BLOCK = Kind("two sizes", lambda value: type(value) is list and len(value) == 2 and all(map(SIZE.accepts, value)))
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight columns is among the eight codes of an integer, the lowest first."""
@@ -29,6 +32,7 @@ class BitsAndBytes(Method):
         *(".absmax", "", ".quant_map", ".nested_absmax", ".nested_quant_map"),
         *(".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
     )
+    fields = MappingProxyType({"bnb_4bit_quant_type": (one_of("nf4", "fp4"), "fp4")})
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         return tuple(self._state(parts, config)["shape"])
@@ -53,6 +57,9 @@ class GPTQ(Method):
     input, may be left out where groups are neighbours."""
 
     endings, name = (".qweight", ".qzeros", ".scales", ".g_idx"), ".weight"
+    fields = MappingProxyType(
+        {"bits": (one_of(2, 4, 8), Required), "checkpoint_format": (one_of("gptq", "gptq_v2"), "gptq")}
+    )
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         packed, columns = parts.shape(".qweight")
@@ -74,7 +81,7 @@ class GPTQ(Method):
                 f"{parts}: there is no .g_idx, and by quantization_config.desc_act in config.json inputs are in groups "
                 "in any order. Copy the model's files again, or quantise it with desc_act = false"
             )
-        size = read_field("config.json: quantization_config", config, "group_size", SIZE | one_of(-1))
+        size = read_field(WHERE, config, "group_size", SIZE | one_of(-1))
         return np.arange(inputs) // (inputs if size == -1 else size)
 
 
@@ -82,6 +89,7 @@ class AWQ(Method):
     """scale · (code − zero), codes of eight outputs in an integer, in `AWQ_ORDER` (Lin et al., arXiv:2306.00978)."""
 
     endings, name = (".qweight", ".qzeros", ".scales"), ".weight"
+    fields = MappingProxyType({"bits": (one_of(4), 4), "version": (one_of("gemm", "GEMM"), "gemm")})
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         rows, packed = parts.shape(".qweight")
@@ -98,16 +106,19 @@ class AWQ(Method):
 
 
 class FP8(Method):
-    """e4m3 value · the scale of its block (DeepSeek-V3, arXiv:2412.19437, section 3.3); the last blocks are cut."""
+    """e4m3 value · the scale of its block (DeepSeek-V3, arXiv:2412.19437, section 3.3); the last blocks are cut. By a
+    `weight_block_size` of null one scale is all of a weight's."""
 
     endings = ("_scale_inv", "")
+    fields = MappingProxyType({"weight_block_size": (BLOCK | NULL, [128, 128]), "expert_dtype": (one_of("fp8"), "fp8")})
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         return parts.shape("")
 
     def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
-        values, (tall, wide) = parts.read("").astype(np.float32), config["weight_block_size"]
-        scales = np.repeat(np.repeat(parts.read("_scale_inv").astype(np.float32), tall, axis=0), wide, axis=1)
+        values, scales = (parts.read(part).astype(np.float32) for part in ("", "_scale_inv"))
+        tall, wide = config.get("weight_block_size", [128, 128]) or values.shape
+        scales = np.repeat(np.repeat(scales.reshape(-1, *scales.shape[1:] or (1,)), tall, axis=0), wide, axis=1)
         return values * scales[: values.shape[0], : values.shape[1]]
 
 
@@ -152,10 +163,14 @@ def is_read(config: Mapping[str, Any]) -> bool:
 def method_of(config: Mapping[str, Any]) -> Method:
     """How weights are stored, by a `quantization_config` for which `is_read` holds.
 
-    Raises `UserError` for a format of compressed-tensors that is not read.
+    Raises `UserError` for a format of compressed-tensors that is not read, and for a field of another's that is not.
     """
     name = config["quant_method"]
-    return compressed_tensors(config) if name == COMPRESSED else METHODS[name]
+    if name == COMPRESSED:
+        return compressed_tensors(config)
+    for field_name, (kind, default) in METHODS[name].fields.items():
+        read_field(WHERE, config, field_name, kind, default)
+    return METHODS[name]
 
 
 class QuantizedWeights(Weights):

@@ -128,6 +128,40 @@ def test_fp8_values_are_scaled_by_blocks_of_which_the_last_are_cut(rng, tmp_path
     check(opened(tmp_path, {".weight": values, ".weight_scale_inv": scales}, config), expected)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_fp8_without_blocks_has_one_scale(shape, rng, tmp_path):
+    values, scale = rng.normal(size=(OUT, IN)).astype(jnp.float8_e4m3fn), np.float32(rng.random(shape))
+    parts = {".weight": values, ".weight_scale_inv": np.asarray(scale)}
+    config = {"quant_method": "fp8", "weight_block_size": None}
+    check(opened(tmp_path, parts, config), values.astype(np.float32) * np.float32(scale.reshape(-1)[0]))
+
+
+def test_fp8_has_blocks_of_128_where_none_are_said(rng, tmp_path):
+    values, scales = np.ones((OUT, 192), jnp.float8_e4m3fn), rng.random((1, 2)).astype(np.float32)
+    weights = opened(tmp_path, {".weight": values, ".weight_scale_inv": scales}, {"quant_method": "fp8"})
+    actual = weights.read(f"{NAME}.weight", (slice(None), slice(None)))
+    np.testing.assert_array_equal(actual, np.repeat(np.repeat(scales, [128, 64], axis=1), OUT, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"quant_method": "gptq"}, "'bits'"),
+        ({"quant_method": "gptq", "bits": 3}, "bits is 3"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format.*marlin"),
+        ({"quant_method": "awq", "bits": 8}, "bits is 8"),
+        ({"quant_method": "awq", "version": "gemv"}, "version.*gemv"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size"),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype.*fp4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf3"}, "quant_type.*nf3"),
+    ],
+)
+def test_fields_that_say_how_are_read_or_refused_by_name(said, named):
+    with pytest.raises(UserError, match=rf"quantization_config.*{named}"):
+        method_of(said)
+
+
 def test_mxfp4_experts_are_numbers_of_half_a_byte_times_powers_of_two(rng, tmp_path):
     codes = rng.integers(0, 16, (3, OUT, IN), dtype=np.uint8)
     scales = rng.integers(100, 150, (3, OUT, IN // 32), dtype=np.uint8)

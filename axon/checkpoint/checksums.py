@@ -1,7 +1,7 @@
 """Checksums of every byte of a checkpoint, made while it is saved.
 
 Each process writes those of its own files, process 0 also those of what the processes share, before the checkpoint
-counts as complete. What Orbax writes at that moment itself, a time and markers, is added just after it: the seal.
+counts as complete. What Orbax writes at that moment itself, a time and markers, is added just after it.
 
 CRC-32, which detects every single flipped bit and every damaged run of up to 32 bits for certain, and any other damage
 but for one in 2^32. `isal` computes what `zlib` does, ten times as fast: reading takes longer than that.
@@ -18,7 +18,7 @@ import tensorstore as ts
 from etils import epath
 from isal.isal_zlib import crc32
 
-from axon.checkpoint.ownership import PARTS, SEAL
+from axon.checkpoint.ownership import CHECKSUMS, PARTS
 from axon.signed_json import signed, unsigned
 
 INDEX = "small arrays and the index of all"
@@ -44,7 +44,8 @@ class Span(NamedTuple):
 
 
 Files = dict[str, list[Segment]]
-"""By path within a folder (of the state for a part, of the checkpoint for the seal) the segments of a whole file."""
+"""By path within a folder (of the state for a part, of the checkpoint for what Orbax writes last) a whole file's
+segments."""
 
 
 def write_part(state: epath.Path, process: int, processes: int, content: Any) -> None:
@@ -68,12 +69,12 @@ def part_file(state: epath.Path, process: int) -> epath.Path:
     return state / PARTS / f"process_{process}.json"
 
 
-def write_seal(folder: epath.Path, state: epath.Path) -> None:
+def write_checksums(folder: epath.Path, state: epath.Path) -> None:
     """Writes the checksums of the files in a complete checkpoint's `folder` that no part has."""
     parts = [path for path in files_below(state) if path.parent.name == PARTS]
     known = {state / name for path in parts for name in unsigned(path.read_text())["files"]}
-    left = [path for path in files_below(folder) if path not in known and path.name != SEAL]
-    (folder / SEAL).write_text(signed({"files": checksums(folder, left, {})}))
+    left = [path for path in files_below(folder) if path not in known and path.name != CHECKSUMS]
+    (folder / CHECKSUMS).write_text(signed({"files": checksums(folder, left, {})}))
 
 
 def checksums(

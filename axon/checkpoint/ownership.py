@@ -20,7 +20,7 @@ STATE = "state"
 EXTRA = "extra"
 RUN = "run"
 """In a checkpoint's own metadata: the identifier of the run that saved it."""
-SEAL = "checksums.json"
+CHECKSUMS = "checksums.json"
 """The file, beside the state's folder, with the checksums of what was written last."""
 PARTS = "checksums"
 """The folder, within that of the state, with one file for each process that saved."""
@@ -28,7 +28,7 @@ STEP = re.compile(r"0|[1-9][0-9]{0,17}")
 _TEMPORARY = r"\.orbax-checkpoint-tmp[^/]*"
 _REMAINS = re.compile(rf"(?:{STEP.pattern}){_TEMPORARY}")
 _FILE = re.compile(
-    rf"{METADATA}|{re.escape(SEAL)}|commit_success\.txt|{STATE}/(?:_METADATA|_sharding|commit_success\.txt"
+    rf"{METADATA}|{re.escape(CHECKSUMS)}|commit_success\.txt|{STATE}/(?:_METADATA|_sharding|commit_success\.txt"
     rf"|array_metadatas/process_\d+|{PARTS}/process_\d+\.json"
     r"|(?:ocdbt\.process_\d+/)?(?:manifest\.ocdbt|d/[0-9a-f]{32}))"
 )
@@ -45,7 +45,7 @@ def is_checkpoint(folder: epath.PathLike) -> bool:
     if not STEP.fullmatch(folder.name) or not folder.is_dir():
         return False
     state = folder / STATE
-    written = (state / PARTS).is_dir() or (state.is_dir() and (folder / SEAL).is_file())
+    written = (state / PARTS).is_dir() or (state.is_dir() and (folder / CHECKSUMS).is_file())
     return written or isinstance(metadata(folder).get(EXTRA), dict)
 
 

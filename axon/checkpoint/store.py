@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import jax
 from etils import epath
 
-from axon.checkpoint.checksums import write_part, write_seal
+from axon.checkpoint.checksums import write_checksums, write_part
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.keep import Checkpoints, steps_to_keep
 from axon.checkpoint.orbax import ArrayTree, saving, training
@@ -57,7 +57,7 @@ class Store(Reader):
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_log())
         self._started = self.latest()
-        self._unsealed: epath.Path | None = None
+        self._without_checksums: epath.Path | None = None
         self._deleting = ThreadPoolExecutor(1, "axon checkpoints")
         self._deleted: Future[None] | None = None
         self._begun: Any = None
@@ -125,7 +125,7 @@ class Store(Reader):
             raise self._unwritten(step, error) from error
         if self._begun is None:
             raise self._unwritten(step, "Orbax declined to save")
-        self._started, self._unsealed = step, self.directory / str(step)
+        self._started, self._without_checksums = step, self.directory / str(step)
         self._damage.pop(step, None)  # of one with this number that was set aside
         if in_files or not self.checkpoints.asynchronous:
             self.wait()
@@ -138,7 +138,7 @@ class Store(Reader):
             if begun is not None:
                 begun.result()
         except (OSError, ValueError) as error:
-            self._unsealed = None  # or closing would look for it, and say that instead
+            self._without_checksums = None  # or closing would look for it, and say that instead
             raise self._unwritten(self._started, error) from error
         self.write_checksums()
         if self._deleted is not None:
@@ -149,10 +149,10 @@ class Store(Reader):
 
         Raises `CheckpointError` if they cannot be written.
         """
-        folder, self._unsealed = self._unsealed, None
+        folder, self._without_checksums = self._without_checksums, None
         if folder is not None and jax.process_index() == 0:
             try:
-                write_seal(folder, folder / STATE)
+                write_checksums(folder, folder / STATE)
             except (OSError, ValueError) as error:
                 raise self._unwritten(self._started, error) from error
             self._deleted = self._deleting.submit(self._delete_others, dict(self.losses))

@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from axon.checkpoint.checksums import INDEX, THREADS, Segment, Span, content_crc32, crc32_of, part_file
-from axon.checkpoint.ownership import METADATA, PARTS, SEAL, STATE, metadata
+from axon.checkpoint.ownership import CHECKSUMS, METADATA, PARTS, STATE, metadata
 from axon.signed_json import unsigned
 
 
@@ -101,9 +101,9 @@ def _expected(folder: epath.Path, state: epath.Path, found: list[Damage]) -> dic
         found.append(Damage(METADATA, "what was saved in it besides the arrays has changed"))
     parts = [first, *(_part(folder, part_file(state, n), found) for n in range(1, first.get("processes", 1)))]
     files = {state / name: segments for part in parts for name, segments in part.get("files", {}).items()}
-    if (folder / SEAL).exists():  # it is not there if the run was killed in the moment after the save
-        seal = _part(folder, folder / SEAL, found)
-        files |= {folder / name: segments for name, segments in seal.get("files", {}).items()}
+    if (folder / CHECKSUMS).exists():  # it is not there if the run was killed in the moment after the save
+        last = _part(folder, folder / CHECKSUMS, found)
+        files |= {folder / name: segments for name, segments in last.get("files", {}).items()}
     return {path: [Segment(*one) for one in segments] for path, segments in files.items()}
 
 

@@ -21,7 +21,7 @@ def scanned(period: Callable[..., Any], carry: Any, parts: Any, times: int, in_s
     if in_scan or in_stage():
         # Also unrolled, so that the backward has the stacked weights themselves, and no copies, which would wait.
         return lax.scan(period, carry, parts, unroll=1 if in_scan else times)
-    return _in_turn(period, carry, _unstacked(parts, times))
+    return _unrolled(period, carry, _unstacked(parts, times))
 
 
 def _from_stages(period: Callable[..., Any], carry: Any, parts: Any, times: int, in_scan: bool) -> tuple[Any, Any]:
@@ -30,7 +30,7 @@ def _from_stages(period: Callable[..., Any], carry: Any, parts: Any, times: int,
     axes.log_choice("layers outside of the pipeline", text)
     if in_scan:
         return lax.scan(lambda carry, i: period(carry, stored_layer(parts, i)), carry, jnp.arange(times))
-    return _in_turn(period, carry, (stored_layer(parts, i) for i in range(times)))
+    return _unrolled(period, carry, (stored_layer(parts, i) for i in range(times)))
 
 
 def if_present(period: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ def _reports_if(present: Array, value: Any) -> Any:
     return replace(value, report=jnp.where(present, value.report, jnp.zeros_like(value.report)))
 
 
-def _in_turn(period: Callable[..., Any], carry: Any, parts: Iterable[Any]) -> tuple[Any, Any]:
+def _unrolled(period: Callable[..., Any], carry: Any, parts: Iterable[Any]) -> tuple[Any, Any]:
     """`period` of each of `parts`, and what they give stacked."""
     results = []
     for one in parts:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from axon.axes.patterns import Names
-from axon.parallel.expert.rounds import FURTHER_ROUNDS
+from axon.parallel.expert.rounds import OVERFLOW_ROUNDS
 from axon.plan.equations import MANUAL, is_unreduced, num_shards, sends
 from axon.plan.flops import bodies_of, count_equation
 from axon.plan.origin import CARRIERS, MADE_EARLY, becoming_results, phase
@@ -185,7 +185,7 @@ class _Walk:
     def _control(self, equation, inner: list[core.Jaxpr], values: list[_Value], body: _Body, stack: str):
         """Bodies that run on their own, and stand in the outer one as a single node."""
         name, needs, work = equation.primitive.name, _union(v.needs for v in values), 0.0
-        if name == "while" and FURTHER_ROUNDS in stack:
+        if name == "while" and OVERFLOW_ROUNDS in stack:
             self._seldom(inner, body, stack)
             return [self.fresh("", needs) for _ in equation.outvars]
         times = equation.params.get("length", 1) if name == "scan" else 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from axon.parallel.expert.rounds import FURTHER_ROUNDS
+from axon.parallel.expert.rounds import OVERFLOW_ROUNDS
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
@@ -124,7 +124,7 @@ class Module:
         many. A loop whose length is not in the program counts once (see `unknown_loops`), but for one that a load of
         experts within capacity never enters.
         """
-        return self._bound(loop) or int(FURTHER_ROUNDS not in loop.attributes)
+        return self._bound(loop) or int(OVERFLOW_ROUNDS not in loop.attributes)
 
     @property
     def unknown_loops(self) -> dict[str, int]:

@@ -68,7 +68,8 @@ class BlockTables:
             return False
         digest = sequence.hashes[index]
         return any(
-            other.settled < (index + 1) * self.size and other.hashes[index : index + 1] == [digest] for other in running
+            other.committed < (index + 1) * self.size and other.hashes[index : index + 1] == [digest]
+            for other in running
         )
 
     def needs(self, sequence: Sequence) -> dict[int | None, int]:
@@ -104,12 +105,12 @@ class BlockTables:
 
     def settle(self, sequence: Sequence, *, register: bool) -> None:
         """Make its full pages known, if `register`, and release those that no query of it will see again."""
-        settled = sequence.settled
-        full = min(settled, len(sequence.tokens)) // self.size
+        committed = sequence.committed
+        full = min(committed, len(sequence.tokens)) // self.size
         if register and full > sequence.registered:
             self._register(sequence, full)
         for window, pool in self._windowed:
-            first, old = pool.first_page(settled), sequence.first[window]
+            first, old = pool.first_page(committed), sequence.first[window]
             if first > old:
                 self._release(pool, sequence.pages[window], range(old, first))
                 sequence.first[window] = first

@@ -66,7 +66,7 @@ class Mirror(Sequence):
         self.stream, self.verified = stream, 0
 
     @property
-    def settled(self) -> int:
+    def committed(self) -> int:
         return min(self.cached, self.verified - 1)  # of what is verified the last token may be computed again
 
     @property

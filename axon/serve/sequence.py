@@ -75,7 +75,7 @@ class Sequence:
         return len(self.tokens) + self.pending - self.cached
 
     @property
-    def settled(self) -> int:
+    def committed(self) -> int:
         """Tokens that are cached for good: without drafts in flight."""
         return self.cached - self.verifying
 

@@ -60,14 +60,14 @@ class Streamed:
         moved, new, after = dict(values), {}, {}
         for part, own in zip(layers.parts, owned, strict=True):
             update: Callable[..., tuple[Any, Leaves, Leaves]]
-            update = layers.update if part.layers is None else self._in_turn(layers)
+            update = layers.update if part.layers is None else self._layer_by_layer(layers)
             given = ({path: of[path] for path in part.paths} for of in (gradients, values))
             moved_part, new_part, after = update(*given, own, shared)
             moved |= moved_part
             new |= new_part
         return moved, rebuilt(state, new | after)
 
-    def _in_turn(self, layers: LayerUpdate) -> Callable[..., tuple[Any, Leaves, Leaves]]:
+    def _layer_by_layer(self, layers: LayerUpdate) -> Callable[..., tuple[Any, Leaves, Leaves]]:
         """The update layer after layer, by each stage those that it has."""
         stages = self.placement.mesh_axes("layers", "optimizer")
 

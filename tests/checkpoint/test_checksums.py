@@ -121,7 +121,7 @@ def test_checksums_that_are_gone_are_damage(copied):
     assert "state/checksums/process_0.json" in named(copied)
 
 
-def test_a_save_killed_before_its_seal_is_still_compared(copied):
+def test_a_save_killed_before_its_last_checksums_is_still_compared(copied):
     (copied / str(STEP) / "checksums.json").unlink()
     assert named(copied) == []
     flip(largest(copied))

@@ -43,7 +43,7 @@ class Rectangle:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """One attention cut into tiles, and a tile into blocks, for a backward.
 
     Args:
@@ -126,7 +126,7 @@ class _Count:
     whole: int
 
 
-def _count(cut: Cut, mask: Mask, start: int) -> _Count:
+def _count(cut: Tiling, mask: Mask, start: int) -> _Count:
     tile, block = cut.tile, cut.block
     first = start + np.arange(tile.query_tiles)[:, None] * tile.queries
     key = np.arange(tile.key_tiles)[None] * tile.keys
@@ -148,13 +148,13 @@ def _count(cut: Cut, mask: Mask, start: int) -> _Count:
     return _Count(patterns, int(np.sum(whole)))
 
 
-def _area(cut: Cut, *patterns: Pattern) -> int:
+def _area(cut: Tiling, *patterns: Pattern) -> int:
     """Pairs of patterns, those of every head of a group."""
     return sum(last - first for pattern in patterns for first, last in pattern) * cut.block.rows * cut.block.keys
 
 
 @cache
-def choose_cut(mask: Mask, tiles: Tiles, group: int, queries: int, total: int, start: int | None = 0) -> Cut:
+def choose_tiling(mask: Mask, tiles: Tiles, group: int, queries: int, total: int, start: int | None = 0) -> Tiling:
     """The cut of least cost, of tiles of at most the chip's size, for `queries` against `total` keys.
 
     `start` is that of `AttentionInputs`, None where it is known only at run time: then tiles are chosen, and patterns
@@ -187,17 +187,17 @@ def _starts(queries: int, total: int, start: int | None) -> tuple[int, ...]:
     return tuple(places[:: -(-len(places) // MOST_STARTS)])
 
 
-def _candidates(rows: int, keys: int, group: int, queries: int, total: int) -> Iterator[Cut]:
+def _candidates(rows: int, keys: int, group: int, queries: int, total: int) -> Iterator[Tiling]:
     """Tiles of those sizes and of halves and quarters of them, and the blocks that divide each."""
     shapes = {Grid.of(rows // a, keys // b, group, queries, total) for a, b in product((1, 2, 4), (1, 2, 4))}
     for tile in sorted(shapes, key=lambda tile: (-tile.rows, -tile.keys)):
         for of_queries, of_keys in product({tile.queries, *BLOCKS}, {tile.keys, *BLOCKS}):
             whole_lanes = group * of_queries % LANES == 0
             if tile.queries % of_queries == 0 and tile.keys % of_keys == 0 and whole_lanes:
-                yield Cut(tile, replace(tile, queries=of_queries, keys=of_keys))
+                yield Tiling(tile, replace(tile, queries=of_queries, keys=of_keys))
 
 
-def _cost(cut: Cut, mask: Mask, starts: tuple[int, ...], rectangle: int) -> float:
+def _cost(cut: Tiling, mask: Mask, starts: tuple[int, ...], rectangle: int) -> float:
     """In pairs; infinite where the program would be too long."""
     counts = [_count(cut, mask, start) for start in starts]
     full, cost = _area(cut, cut.full), 0

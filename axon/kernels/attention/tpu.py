@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.kernels.attention.backward_tiles import Cut, choose_cut
+from axon.kernels.attention.backward_tiles import Tiling, choose_tiling
 from axon.kernels.attention.cost import backward_cost, forward_cost
 from axon.kernels.attention.flash import differentiable
 from axon.kernels.attention.forward_tiles import forward_tiles
@@ -127,7 +127,7 @@ class _Kernels:
         """Of dO, the log-sum-exp and D of each query."""
         mask, tiles = self.config.mask, self.tiles
         group, queries, keys = q.shape[2], q.shape[3], k.shape[2]
-        cut = choose_cut(mask, tiles, group, queries, keys, self.start)
+        cut = choose_tiling(mask, tiles, group, queries, keys, self.start)
         grid, count = cut.tile, cut.tile.query_tiles
         least = tiles.cores if q.shape[0] * q.shape[1] % tiles.cores else 1  # else a core would have nothing to do
         spans = Spans.of(grid, mask, self.start, q.shape[4], tiles.dq_vmem, least)
@@ -146,7 +146,7 @@ class _Kernels:
         return dq[:, :, :, : q.shape[3]], dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
 
 
-def _by_block(cut: Cut, x: Array) -> Array:
+def _by_block(cut: Tiling, x: Array) -> Array:
     """`… rows` of tiles, those of each head of a group, → those of each block of queries, and in it of each head."""
     blocks = x.reshape(*x.shape[:-1], cut.tile.group, cut.query_blocks, cut.block.queries)
     return blocks.swapaxes(-3, -2).reshape(x.shape)

@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.attention.backward_tiles import Cut, Pattern
+from axon.kernels.attention.backward_tiles import Pattern, Tiling
 from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tiles import Reach
 from axon.kernels.attention.tpu_backward_grid import Places, Spans, Step, Tables
@@ -31,7 +31,7 @@ from axon.kernels.cost import Cost
 
 def backward(
     config: AttentionConfig,
-    cut: Cut,
+    cut: Tiling,
     spans: Spans,
     tables: Tables,
     operands: Operands,
@@ -111,7 +111,18 @@ class _Rows:
 
 
 def _kernel(
-    config: AttentionConfig, cut: Cut, spans: Spans, tables: Tables, x: Operands, dout, lse, total, dq, dk, dv, *scratch
+    config: AttentionConfig,
+    cut: Tiling,
+    spans: Spans,
+    tables: Tables,
+    x: Operands,
+    dout,
+    lse,
+    total,
+    dq,
+    dk,
+    dv,
+    *scratch,
 ):
     sums, writer = _Sums(*scratch[:3]), _Writer(cut, dq, pl.program_id(0), pl.program_id(1), *scratch[3:])
     key, t = pl.program_id(3), pl.program_id(4)
@@ -163,7 +174,7 @@ class _Pair:
     """A tile of queries and one of keys, and where their parts of the gradients are added; `slot`: of `sums.q`."""
 
     config: AttentionConfig
-    cut: Cut
+    cut: Tiling
     reach: Reach
     tiles: Pair
     x: Operands
@@ -219,7 +230,7 @@ class _Writer:
         dq: the output. batch, head: where in it. tile: what is being copied. busy: 1 from the first copy on.
     """
 
-    cut: Cut
+    cut: Tiling
     dq: Any
     batch: Any
     head: Any

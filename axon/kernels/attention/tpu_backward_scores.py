@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.kernels.attention.backward_tiles import Cut, Rectangle
+from axon.kernels.attention.backward_tiles import Rectangle, Tiling
 from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tpu_scores import LOG2E, MASKED, capped, matmul
 
@@ -18,7 +18,7 @@ from axon.kernels.attention.tpu_scores import LOG2E, MASKED, capped, matmul
 class Part:
     """A rectangle of a pair of tiles whose first query and first key have the indices `query` and `key`."""
 
-    cut: Cut
+    cut: Tiling
     rectangle: Rectangle
     query: Any
     key: Any

@@ -8,7 +8,7 @@ copies from anywhere.)
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.grouped_matmul.visits import edges, in_turn
+from axon.kernels.grouped_matmul.visits import edges, enumerated_visits
 
 GROUP, ROW, START, STOP, COLUMN = range(5)
 """Columns of the table of units: the group, the first row of the tile, the group's rows, and the tile of columns."""
@@ -32,7 +32,7 @@ def product_units(sizes: Array, rows: int, tile: int, columns: int) -> tuple[Arr
     start, stop = jnp.append(start, stop[-1]), jnp.append(stop, rows)
     first = start // ALIGNED * ALIGNED
     tiles = jnp.where(stop > start, -(-(stop - first) // tile), 0)
-    live, group, number = in_turn(tiles * columns, most_tiles(rows, sizes.shape[0], tile) * columns)
+    live, group, number = enumerated_visits(tiles * columns, most_tiles(rows, sizes.shape[0], tile) * columns)
     down = jnp.maximum(tiles[group], 1)
     row = first[group] + number % down * tile
     return jnp.stack([group, row, start[group], stop[group], number // down], axis=1), live[None]

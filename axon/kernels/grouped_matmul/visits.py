@@ -34,7 +34,7 @@ def row_visits(sizes: Array, rows: int, tile: int) -> tuple[Visits, Array]:
     starts, stops = edges(sizes, rows)
     first, tiles = starts // tile, _tiles(rows, tile)
     spans = jnp.where(stops > starts, _tiles(stops, tile) - first, 0)
-    live, group, number = in_turn(spans, most_visits(rows, sizes.shape[0], tile))
+    live, group, number = enumerated_visits(spans, most_visits(rows, sizes.shape[0], tile))
     source = jnp.clip(first[group] + number, 0, tiles - 1)
     step = jnp.arange(group.shape[0], dtype=jnp.int32)
     covered = _tiles(stops[-1], tile)
@@ -72,7 +72,7 @@ def group_visits(sizes: Array, rows: int, tile: int) -> tuple[GroupVisits, Array
     starts, stops = edges(sizes, rows)
     first = starts // SUBLANES * SUBLANES
     counts = jnp.maximum(_tiles(stops - first, tile), 1)
-    live, group, number = in_turn(counts, most_group_visits(rows, sizes.shape[0], tile))
+    live, group, number = enumerated_visits(counts, most_group_visits(rows, sizes.shape[0], tile))
     begin = first[group] + number * tile
     last = max(_tiles(rows, SUBLANES) * SUBLANES - tile, 0)
     start = jnp.maximum(begin, starts[group])
@@ -90,7 +90,7 @@ def _tiles(rows: Array | int, tile: int):
     return (rows + tile - 1) // tile
 
 
-def in_turn(counts: Array, most: int) -> tuple[Array, Array, Array]:
+def enumerated_visits(counts: Array, most: int) -> tuple[Array, Array, Array]:
     """How many visits there are, and of each its group and its number there; steps past the last one repeat it."""
     ends = jnp.cumsum(counts)
     live = ends[-1]

@@ -13,7 +13,7 @@ from axon.kernels.paged_attention.ragged import AttentionInputs, Places
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Groups:
+class SlotGroups:
     """Aligned groups of a page's slots that get something new: `[first, last)` of `size` slots; none if it is padding.
 
     Args:
@@ -27,13 +27,13 @@ class Groups:
     last: Array
     rows: Array
 
-    def padded(self, count: int) -> "Groups":
+    def padded(self, count: int) -> "SlotGroups":
         """With padding up to `count` groups."""
         more = count - self.rows.shape[0]
         return jax.tree.map(lambda a: jnp.pad(a, ((0, more), *(((0, 0),) * (a.ndim - 1)))), self)
 
 
-def groups(inputs: AttentionInputs, tokens: int, size: int, page_size: int) -> Groups:
+def groups(inputs: AttentionInputs, tokens: int, size: int, page_size: int) -> SlotGroups:
     """Of n tokens from position s on: ⌊(s + n - 1) / size⌋ - ⌊s / size⌋ + 1 groups, no more than there are tokens."""
     lens = inputs.q_lens
     start = inputs.kv_lens - lens
@@ -45,7 +45,7 @@ def groups(inputs: AttentionInputs, tokens: int, size: int, page_size: int) -> G
     owner = jnp.minimum(jnp.searchsorted(ends, index, side="right"), inputs.sequences - 1)
     position = (start[owner] // size + index - (ends - counts)[owner]) * size
     column = jnp.clip(position // page_size, 0, inputs.page_table.shape[1] - 1)
-    return Groups(
+    return SlotGroups(
         pages=jnp.where(real, inputs.page_table[owner, column], 0),
         parts=jnp.where(real, position % page_size // size, 0),
         first=jnp.where(real, jnp.maximum(start[owner] - position, 0), 0),
@@ -66,8 +66,8 @@ class KernelTables:
 
     where: Places
     plan: Blocks
-    groups: Groups | None = None
-    pages: Groups | None = None
+    groups: SlotGroups | None = None
+    pages: SlotGroups | None = None
 
     def moved(self, by: Array | int) -> "KernelTables":
         """For pages whose numbers are larger, by so many."""

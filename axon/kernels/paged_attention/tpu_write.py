@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.paged_attention.cache import Cache, new_tokens
-from axon.kernels.paged_attention.groups import Groups, KernelTables
+from axon.kernels.paged_attention.groups import KernelTables, SlotGroups
 from axon.kernels.paged_attention.tpu_stream import along_lanes
 
 TILE_BYTES = 32
@@ -66,7 +66,7 @@ def group_slots(cache: Cache) -> int:
 
 
 def _put(
-    cached: Sequence[Array], new: Sequence[Array], groups: Groups, *, axis: int, interpret: Any
+    cached: Sequence[Array], new: Sequence[Array], groups: SlotGroups, *, axis: int, interpret: Any
 ) -> Sequence[Array]:
     """Arrays of pages with the groups' tokens from `tokens kv_heads …` ones; `axis`: of a page, along which slots lie.
 

@@ -19,7 +19,7 @@ from axon.parallel.expert.sent_rows import SentRows
 from axon.parallel.pipeline.region import PIPE, in_stage
 from axon.precision.formats import Format
 
-FURTHER_ROUNDS = "overflow_rounds"
+OVERFLOW_ROUNDS = "overflow_rounds"
 """The named scope of the loop that a load within capacity never enters: `axon.plan` counts it as nothing."""
 
 Experts = Callable[[Products, Sequence[Stored | Report], Array | SentRows, Array], Array]
@@ -94,7 +94,7 @@ def _further(
     def one(number: Array, chosen: Array, fixed: Any, x: Array, weights: Array, varied: Sequence[Any]) -> Array:
         return round(number, x, chosen, weights, list(map(_whole, fixed, varied)))
 
-    @jax.named_scope(FURTHER_ROUNDS)
+    @jax.named_scope(OVERFLOW_ROUNDS)
     def repeat(rounds: Array, body: Callable[[Array], Any], total: Any) -> Any:
         def step(carry: tuple[Array, Any]) -> tuple[Array, Any]:
             number, total = carry

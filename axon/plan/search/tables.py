@@ -28,7 +28,7 @@ FOLLOWS = {"kv_heads": "heads"}
 TOKENS = 8192
 """Of a microbatch, over which the latency of a collective is spread."""
 
-FREE = frozenset(name for name, row in DEFAULT_ROWS.items() if TENSOR in row) | {"embed"}
+SHARDABLE = frozenset(name for name, row in DEFAULT_ROWS.items() if TENSOR in row) | {"embed"}
 """Axes of the default table that may be split; the others with a row there never are. So may all of a model's own."""
 
 
@@ -124,7 +124,7 @@ def _otherwise(name: str, rows: Mapping[str, Row]) -> Row:
 
 
 def _may_split(name: str) -> bool:
-    return base(name) in FREE or base(name) not in DEFAULT_ROWS
+    return base(name) in SHARDABLE or base(name) not in DEFAULT_ROWS
 
 
 def _decided_by(name: str) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from axon.kernels.attention import Causal, Everything, Prefix, Window
-from axon.kernels.attention.backward_tiles import choose_cut
+from axon.kernels.attention.backward_tiles import choose_tiling
 from axon.kernels.attention.cost import pairs
 from axon.kernels.attention.tiles import Tiles
 
@@ -23,7 +23,7 @@ TILES = Tiles()
 )
 def test_most_pairs_that_are_computed_are_needed(mask, length, least):
     for group, share in least.items():
-        cut = choose_cut(mask, TILES, group, length, length)
+        cut = choose_tiling(mask, TILES, group, length, length)
         assert pairs(mask, length, length) / cut.computed_pairs(mask) >= share
 
 
@@ -53,7 +53,7 @@ def test_every_pair_that_is_seen_is_in_the_pattern_that_a_tile_takes(traced, rng
         queries, keys = (int(size) for size in rng.integers(100, 1500, 2))
         start, group = int(rng.integers(0, 400)), int(2 ** rng.integers(0, 4))
         mask = random_mask(rng)
-        cut = choose_cut(mask, TILES, group, queries, keys, None if traced else start)
+        cut = choose_tiling(mask, TILES, group, queries, keys, None if traced else start)
         padded = np.zeros((cut.tile.query_tiles * cut.tile.queries, cut.tile.key_tiles * cut.tile.keys), bool)
         padded[:queries, :keys] = seen_pairs(mask, queries, keys, start)
         computed = 0
@@ -73,7 +73,7 @@ def test_every_pair_that_is_seen_is_in_the_pattern_that_a_tile_takes(traced, rng
 
 
 def test_a_mask_that_cuts_no_tile_has_no_blocks():
-    cut = choose_cut(Everything(), TILES, 1, 4096, 4096)
+    cut = choose_tiling(Everything(), TILES, 1, 4096, 4096)
     assert cut.block == cut.tile
     assert cut.patterns == ()
 
@@ -81,7 +81,7 @@ def test_a_mask_that_cuts_no_tile_has_no_blocks():
 def test_the_program_of_an_odd_mask_stays_short(rng):
     """Many starts, each with blocks of its own: then tiles are masked whole."""
     for _ in range(4):
-        cut = choose_cut(Causal() & Window(int(rng.integers(100, 3000))), TILES, 2, 1100, 9000, None)
+        cut = choose_tiling(Causal() & Window(int(rng.integers(100, 3000))), TILES, 2, 1100, 9000, None)
         area = sum(last - first for pattern in cut.patterns for first, last in pattern)
         assert area <= 5 * sum(last - first for first, last in cut.full)
         assert cut.full in cut.patterns

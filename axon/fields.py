@@ -37,7 +37,7 @@ Skip = Callable[[type, dataclasses.Field], bool]
 
 @cache
 def path_fields(cls: type) -> dict[str, Any]:
-    """Those fields of a dataclass that are annotated as one of `PATHS`, alone or within a type → which."""
+    """The fields of a dataclass that are annotated as one of `PATHS`, alone or within a type → which."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {field.name: _declared(hints.get(field.name)) for field in dataclasses.fields(cls)}
     return {name: alias for name, alias in found.items() if alias is not None}

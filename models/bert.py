@@ -224,7 +224,7 @@ def norm_rows(theirs: str, ours: str) -> tuple[Row, Row]:
 
 
 def encoder_rows(prefix: str = "") -> tuple[Row, ...]:
-    """Its rows, with what their names begin with."""
+    """The encoder's rows, with what their names begin with."""
     embeddings = f"{prefix}embeddings"
     return (
         Row(f"{embeddings}.word_embeddings.weight", "embedding/table"),

@@ -86,7 +86,7 @@ class Store(Reader):
         return self._started
 
     def of_step(self, step: int | None = None) -> "Store":
-        """This one, which has all steps, as of `Tiers`."""
+        """The store itself, which has all steps, as of `Tiers`."""
         return self
 
     def saving(self) -> bool:

@@ -25,7 +25,7 @@ def show_examples(train: Any, count: int) -> None:
 
 
 def coloured(document: Document, tokenizer: Tokenizer) -> str:
-    """Its text, special tokens shown, what is learned in green."""
+    """An example's text, special tokens shown, what is learned in green."""
     pairs = zip(document.ids.tolist(), document.learned.tolist(), strict=True)
     runs = [(learned, [token for token, _ in run]) for learned, run in groupby(pairs, key=lambda pair: pair[1])]
     return "".join(

@@ -183,7 +183,8 @@ class Batches(Iterator[Batch], Feed):
 def token_batches(
     order: grain.MapDataset, sequences: TokenSequences, bos: int, batch: int, mine: SequenceNumbers, threads: int
 ) -> Batches:
-    """Those of the sequences that `order` numbers, packed; of the last, sequences that are missing are padding."""
+    """The batches of the sequences that `order` numbers, packed; of the last, sequences that are missing are
+    padding."""
 
     def load(group: Sequence[np.ndarray]) -> list[Batch]:
         if (missing := batch - len(group[-1])) > 0:  # the last batch of all

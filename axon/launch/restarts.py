@@ -107,7 +107,7 @@ class Supervisor:
 
 
 def _ended(process: subprocess.Popen, interrupts: Interrupts) -> int:
-    """Its exit code, minus the signal that killed it; 128 plus the signal if an interrupt ended it."""
+    """A process's exit code, minus the signal that killed it; 128 plus the signal if an interrupt ended it."""
     forwarded = None
     try:
         while (code := process.poll()) is None:

@@ -94,7 +94,7 @@ class Inputs:
         return replace(self, steps=tuple(self.step_of(one) for one in dict.fromkeys(sizes)))
 
     def step_of(self, sizes: PagedSizes) -> PagedStep:
-        """That of `steps`, or made here, in the layer's own pages. Raises `ValueError` without `start`."""
+        """The step of `steps`, or one made here, in the layer's own pages. Raises `ValueError` without `start`."""
         if self.start is None:
             raise ValueError("Inputs: a cache of keys and values needs Inputs.start, where to write to it")
         found = (step for step in self.steps if step.sizes == sizes)

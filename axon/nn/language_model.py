@@ -128,7 +128,7 @@ class LanguageModel(nnx.Module):
         return total
 
     def flops_by_part(self, seq: int) -> dict[str, int]:
-        """Those of one token's forward: of the `layers`, of the `head`, and of the block `mtp`, without its head."""
+        """FLOPs of one token's forward: of the `layers`, of the `head`, and of the block `mtp`, without its head."""
         head = weight_flops(self.output.matrix)
         mtp = forward_flops(self.mtp, seq) if self.has_mtp else 0
         return {"layers": self.layers.flops(seq), "head": head, "mtp": mtp}

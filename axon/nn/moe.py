@@ -117,7 +117,7 @@ class MoE(nnx.Module):
         return through_experts(mesh, dispatcher, partial(self._on_rows, tree), arrays, x, *routed, out, form)
 
     def _matrices(self) -> tuple[Matrix, Matrix, Matrix]:
-        """Those of gate, up and down, as they are stored."""
+        """The matrices of gate, up and down, as they are stored."""
         biases = (self.gate_bias, self.up_bias, self.down_bias) if self.has_bias else (None, None, None)
         gate, up, down = map(_matrix, (self.gate, self.up, self.down), biases)
         return gate, up, down

@@ -250,7 +250,7 @@ def _param_spec(param: Param) -> ParamSpec:
 
 
 def _unpadded(param: Param | Variable) -> tuple[int, ...] | None:
-    """Its shape without padding, if it has any."""
+    """A parameter's shape without padding, if it has any."""
     layers, shape = len(param.layers), tuple(param.get_value().shape)
     return (layers, *shape[1:]) if param.stack and shape[0] != layers else None
 

@@ -56,8 +56,8 @@ class Rope:
         return width
 
     def angles(self, positions: Array, head_dim: int, last: Array | None = None) -> "Angles":
-        """Those of `positions[batch seq]`; `last[batch seq]`: the last position of each one's sequence, by default the
-        row's."""
+        """The angles of `positions[batch seq]`; `last[batch seq]`: the last position of each one's sequence, by default
+        the row's."""
         width = self.width(head_dim)
         frequencies = self.theta ** (-np.arange(0, width, 2) / width)
         scaled = frequencies if self.scaling is None else self.scaling.at(positions, frequencies, last)

@@ -168,7 +168,7 @@ class Router(nnx.Module):
         return lax.top_k(scores, routing.top_k)[1]
 
     def _within_capacity(self, is_chosen: Array) -> Array:
-        """Those of `is_chosen[batch seq experts]` for which there is a place, first come first served."""
+        """The choices of `is_chosen[batch seq experts]` for which there is a place, first come first served."""
         places = self.routing.places(is_chosen.shape[1])
         if places is None:
             return is_chosen

@@ -1,4 +1,4 @@
-"""This machine's CPU as a chip to plan for: measured, as no table has it."""
+"""The machine's own CPU as a chip to plan for: measured, as no table has it."""
 
 import math
 import time

@@ -154,8 +154,8 @@ def quantized(x: Array, form: Format, largest: Array, of_all: Array | None = Non
 
 
 def largest_magnitudes(x: Array, counts: tuple[int, ...], over: Names = ()) -> Array:
-    """Those of even blocks, so many along each axis, and of devices along the mesh axes `over`, float32; not a number
-    where a block has one that is not.
+    """The largest magnitudes of even blocks, so many along each axis, and of devices along the mesh axes `over`,
+    float32; not a number where a block has one that is not.
     """
     whole = tuple(i for i, count in enumerate(counts) if count == 1)
     partial = [i for i, (size, count) in enumerate(zip(x.shape, counts, strict=True)) if 1 < count < size]

@@ -74,7 +74,7 @@ def read_factors(source: str, base: HubModel | None, runtime: Runtime) -> dict[s
 
 
 def factor_specs(runtime: Runtime) -> dict[str, ArraySpec]:
-    """Those of the factors that a runtime with LoRA has, by path."""
+    """The specs of the factors that a runtime with LoRA has, by path."""
     adapted = [path for path, one in runtime.operands.items() if isinstance(one, AdaptedWeight)]
     paths = [f"{one}/{factor}" for one in adapted for factor in FACTORS]
     return {path: runtime.parameters[path] for path in paths if path in runtime.parameters}

@@ -82,7 +82,7 @@ def decoders_as_encoders(engine: Engine | Replicas, sentences: Sentences) -> lis
 
 
 def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share]:
-    """Those of a layout's file; of none, each device."""
+    """The devices of each engine by a layout's file; without one, each device alone."""
     split = Layout() if layout is None else load(layout, root="Layout").tree
     split = split.with_axes_of(trained.train.layout)
     runtime = Runtime(trained.train.model, split, devices=first_devices(split))

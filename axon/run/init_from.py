@@ -95,7 +95,7 @@ class InitFrom:
         return path
 
     def taken(self, offered: Mapping[str, Any], parameters: Specs, cast: bool) -> dict[str, str]:
-        """This model's path → the source's, of all that is taken.
+        """A model's path → the source's, of all that is taken.
 
         Args:
             offered: the source's path → its shape and dtype. parameters: this model's. cast: dtypes may differ.

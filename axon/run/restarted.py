@@ -9,7 +9,7 @@ from axon.run.tree import Train
 
 
 def run_with_restarts(train: Train, restarts: int) -> int:
-    """This process's command, run in a process of its own and again when that dies; the exit code."""
+    """The process's command, run in a process of its own and again when that dies; the exit code."""
     folder = RunFolder(train.folder)
 
     def record(kind: str, step: int | None, **values: Any) -> None:

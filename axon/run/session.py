@@ -92,8 +92,8 @@ class Session:
         """The data, once it is checked, and the lines about it, which are reported when the run begins."""
 
     def checked(self) -> "Session":
-        """This, with functions and data ready, where other runs come before. Raises the `UserError` that `run` would
-        for them."""
+        """The session, with functions and data ready, where other runs come before. Raises the `UserError` that `run`
+        would for them."""
         report, lines = self.report, list[str]()
         self.report = lines.append
         self.program = self._program()

@@ -106,7 +106,7 @@ class TrainedRun:
         return {path: text for path, text in differing.items() if path not in LOCAL}
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        """Its parameters by path, their vocabulary padded as that of `model`."""
+        """A run's parameters by path, their vocabulary padded as that of `model`."""
         if not self.train.weight_transforms:
             return self.reader().offered(PARAMETERS)
         declared = parameters(self.train.model.build())

@@ -175,7 +175,7 @@ class Runtime:
         execution: Execution | None = None,
         row_block: int | None = None,
     ) -> Iterator[None]:
-        """This mesh, precision and layout in force; `placement` and `execution` instead of the runtime's own;
+        """The runtime's mesh, precision and layout in force; `placement` and `execution` instead of the runtime's own;
         `row_block` as of `axon.axes.Scope`.
 
         Within, functions of `jit` are called, traced and lowered. Arrays are made before, or in such a function: raises

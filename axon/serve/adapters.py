@@ -32,8 +32,8 @@ class Adapter:
 
 
 class Adapters:
-    """Those of an engine. Each version of one has a number of its own, never used again, by which pages of keys and
-    values are known; it keeps its ranks until nobody loads another under its name and no request of it runs.
+    """The adapters of an engine. Each version of one has a number of its own, never used again, by which pages of keys
+    and values are known; it keeps its ranks until nobody loads another under its name and no request of it runs.
 
     `owners[rank]`: the number of the adapter that has it.
     """

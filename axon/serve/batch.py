@@ -57,7 +57,7 @@ class Batches:
         self._taken: dict[int, int] = {}
 
     def leave(self, sequence: Running) -> None:
-        """It has no place in the next steps, until it runs again."""
+        """A sequence has no place in the next steps, until it runs again."""
         slot = self._taken.pop(sequence.number, None)
         if slot is not None:
             self._free.append(slot)
@@ -67,7 +67,7 @@ class Batches:
         return sorted(scheduled, key=lambda part: self.slot(part.sequence))
 
     def make(self, scheduled: Sequence[Scheduled], rows: Sequence[Row], size: Size | None = None) -> Batch:
-        """That of what is `ordered`; `rows`: how each row is drawn, one part's after the other's.
+        """The batch of what is `ordered`; `rows`: how each row is drawn, one part's after the other's.
 
         `size`: by default the smallest in which they have room.
         """
@@ -98,14 +98,14 @@ class Batches:
         return Batch(inputs, slots, draws(rows, size.rows, self.vocab))
 
     def draws(self, size: Size) -> list[SampleParams]:
-        """Those of every shape that steps of this size can have."""
+        """Draws of every shape that steps of this size can have."""
         return variants(size.rows, self.vocab, self._positions)
 
     def _size(self, tokens: int, rows: int) -> Size:
         return next(size for size in self.sizes if size.tokens >= tokens and size.rows >= rows)
 
     def slot(self, sequence: Running) -> int:
-        """Its place in every step; a new one gets one."""
+        """A sequence's place in every step; a new one gets one."""
         if sequence.number not in self._taken:
             self._taken[sequence.number] = self._free.pop()
         return self._taken[sequence.number]

@@ -136,7 +136,7 @@ class BlockTables:
         sequence.restart()
 
     def drop_snapshot(self, sequence: Sequence) -> None:
-        """It waits no more for the snapshot of its prefix, if it did."""
+        """A sequence waits no more for the snapshot of its prefix, if it did."""
         if self.snapshots is not None and sequence.snapshot is not None:
             self.snapshots.release(sequence.snapshot)
             sequence.snapshot = None

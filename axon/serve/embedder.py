@@ -186,7 +186,7 @@ class Embedder:
 
 
 def _lengths(most: int) -> list[int]:
-    """Those that texts are padded to: twice as many tokens each, the last one `most`."""
+    """The lengths that texts are padded to: twice as many tokens each, the last one `most`."""
     found = [min(SHORTEST, most)]
     while found[-1] < most:
         found.append(min(2 * found[-1], most))

@@ -31,7 +31,7 @@ Flat = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Those that programs are exported for: sequences, and the positions of each, in `forward` or `encode` and in a
+    """The sizes that programs are exported for: sequences, and the positions of each, in `forward` or `encode` and in a
     cache."""
 
     batch: int

@@ -130,7 +130,7 @@ class MultiTokenDrafts(Drafts):
         return self._target.draw(self._logits_at(rows, [self._ready[number][1] for number in numbers]), asked)
 
     def _logits_at(self, rows: Array, places: Sequence[int]) -> Array:
-        """Those of some of the rows, the first ones of as many as there are."""
+        """Logits of some of the rows, the first ones of as many as there are."""
         padded = np.zeros(len(rows), np.int32)
         padded[: len(places)] = places
         with self._target.step.tracing():

@@ -77,7 +77,7 @@ def write(
 
 
 def capacity_for(model: TextModel, requests: Sequence[Request]) -> Capacity:
-    """That of an engine for these requests alone."""
+    """The capacity of an engine for these requests alone."""
     longest = max(positions(model, request) for request in requests)
     length = -(-longest // LENGTH_STEP) * LENGTH_STEP
     return Capacity(requests=min(len(requests), AT_ONCE), length=min(length, model.max_length or length))

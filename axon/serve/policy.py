@@ -97,7 +97,7 @@ def draws(rows: Sequence[Row], size: int, vocab: int) -> SampleParams:
 
 
 def variants(size: int, vocab: int, longest: int) -> list[SampleParams]:
-    """Those of no rows, of every shape that `draws` can have for `size` rows of requests whose prompt and text are
+    """Variants of no rows, of every shape that `draws` can have for `size` rows of requests whose prompt and text are
     `longest` tokens, or fewer: a program that has run with all of them compiles no more."""
     most, rooms = size * min(longest + BIASES, vocab), [SMALLEST]
     while rooms[-1] < most:
@@ -120,7 +120,7 @@ def _rule(sampling: Sampling) -> np.ndarray:
 
 
 def _first_entries(sampling: Sampling, prompt: Sequence[int]) -> np.ndarray:
-    """Those before the text begins: biases, and what the prompt has had where that counts."""
+    """Entries before the text begins: biases, and what the prompt has had where that counts."""
     biased = np.array(list(sampling.logit_bias), np.int32)
     seen = np.unique(np.array(prompt if sampling.repetition_penalty != 1 else [], np.int32))
     ids = np.union1d(biased, seen)
@@ -131,7 +131,7 @@ def _first_entries(sampling: Sampling, prompt: Sequence[int]) -> np.ndarray:
 
 
 def _entries_of(ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Those that change nothing yet."""
+    """Entries that change nothing yet."""
     entries = np.zeros((len(ids), len(ENTRY)), np.uint32)
     entries[:, ID] = ids
     return entries

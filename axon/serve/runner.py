@@ -39,7 +39,7 @@ class StepObserver(Protocol):
         ...
 
     def drawn(self, parts: Sequence[Scheduled], batch: Batch, drawn: SampleOutput) -> None:
-        """That step was launched, with these parts in their order, and drew this."""
+        """A step was launched, with these parts in their order, and drew this."""
         ...
 
 

@@ -73,7 +73,7 @@ def _mode(path: Path) -> Any:
 
 
 def _cuts(path: Path) -> tuple[int, ...] | None:
-    """Those of `Pooling.cuts` that a config.json declares."""
+    """The cuts of `Pooling.cuts` that a config.json declares."""
     if listed := _field(path, "matryoshka_dimensions", list_of(SIZE)):
         return tuple(listed)
     return None if _field(path, "is_matryoshka", FLAG) else ()

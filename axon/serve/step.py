@@ -252,7 +252,8 @@ def _paged_modules(block: Any) -> list[Any]:
 
 
 def windows_of(module: Any) -> tuple[int | None, ...]:
-    """Those of its blocks, the full one first. Of a model of states alone the full one: its pages only count tokens."""
+    """The windows of a model's blocks, the full one first. Of a model of states alone the full one: its pages only
+    count tokens."""
     return tuple(sorted(set(windows_by_kind(module).values()), key=lambda size: size or 0)) or (None,)
 
 

@@ -137,7 +137,7 @@ def as_decoded(model: TextModel, request: Request) -> tuple[Request, tuple[int, 
 
 
 def encoder_inputs(tokens: Array, lens: Array) -> Inputs:
-    """Those of an encoder that reads the first `lens[batch]` of `tokens[batch seq]`: the others are padding."""
+    """The inputs of an encoder that reads the first `lens[batch]` of `tokens[batch seq]`: the others are padding."""
     places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     documents = axes.shard(jnp.where(places < lens[:, None], 0, -1), "batch seq")
     return Inputs(axes.shard(tokens, "batch seq"), axes.shard(places, "batch seq"), documents)

@@ -61,8 +61,8 @@ def _rule(number: int, grammars: Grammars, form: CallForm, function: Mapping[str
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """That of its arguments, which are an object whether or not `parameters` says so: without a type, as where it is a
-    `$ref` or `anyOf`, a schema allows a number too. Raises `UserError` for a type that is no object."""
+    """The schema of a tool's arguments, which are an object whether or not `parameters` says so: without a type, as
+    where it is a `$ref` or `anyOf`, a schema allows a number too. Raises `UserError` for a type that is no object."""
     schema = function.get("parameters") or {}
     kind = schema.get("type", "object")
     if "object" not in (kind if isinstance(kind, list) else [kind]):

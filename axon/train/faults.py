@@ -162,7 +162,7 @@ class Monitor:
     _seen: deque[tuple[int, float, float]] = field(default_factory=deque)
 
     def limits(self, step: int) -> Limits:
-        """Those of step `step`, from the window that ends two steps before: metrics are read one step late."""
+        """The limits of step `step`, from the window that ends two steps before: metrics are read one step late."""
         spikes = self.faults.spikes
         if spikes is None:
             return NO_LIMITS

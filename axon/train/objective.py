@@ -51,7 +51,7 @@ class Sums:
     maxima: dict[str, Array] = field(default_factory=dict)
 
     def with_auxiliary(self, auxiliary: Auxiliary) -> "Sums":
-        """These sums, with auxiliary losses minimised and reported, and their statistics; metrics have no gradient."""
+        """The sums, with auxiliary losses minimised and reported, and their statistics; metrics have no gradient."""
         metrics = jax.lax.stop_gradient(self.metrics | auxiliary.losses)
         return replace(
             self, minimised=self.minimised | auxiliary.losses, metrics=metrics, statistics=auxiliary.statistics

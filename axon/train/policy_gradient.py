@@ -269,7 +269,8 @@ class PolicyGradient(PolicyObjective):
         return np.where(sampled, self.advantages(rewards).reshape(-1, 1) - penalties, 0.0)
 
     def advantages(self, rewards: np.ndarray) -> np.ndarray:
-        """That of each answer, from rewards `prompts samples`; NaN: it has none, and no part in those of others."""
+        """The advantage of each answer, from rewards `prompts samples`; NaN: it has none, and no part in those of
+        others."""
         axis = None if self.advantage == "batch" else 1
         real = ~np.isnan(rewards)
         count = np.maximum(np.sum(real, axis=axis, keepdims=True), 1)

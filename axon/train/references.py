@@ -41,8 +41,8 @@ class References:
         seq: int,
         of_data: frozenset[str] = frozenset(),
     ) -> "References":
-        """Those of the `models` that the objective or the data (`of_data`) names, placed as `like` is, in the devices'
-        memory.
+        """The references of the `models` that the objective or the data (`of_data`) names, placed as `like` is, in the
+        devices' memory.
 
         Raises `UserError` if one is missing.
         """

@@ -100,7 +100,7 @@ def _spec(leaf: Any) -> PartitionSpec:
 
 
 def _bits(x: Array) -> Array:
-    """Its bits as integers: a NaN equals itself, and 0 is not −0."""
+    """An array's bits as integers: a NaN equals itself, and 0 is not −0."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     return lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(x.dtype).bits}"))

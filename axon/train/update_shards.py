@@ -11,7 +11,7 @@ from axon.train.layer_update import LayerUpdate, Leaves
 
 
 class UpdateShard(NamedTuple):
-    """These parameters, one layer of them (`number`) or whole (None), and their state's leaves."""
+    """Some parameters, one layer of them (`number`) or whole (None), and their state's leaves."""
 
     paths: list[str]
     number: int | None

@@ -90,7 +90,7 @@ class Episode:
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Those of the tokens that the model sampled."""
+        """Log-probabilities of the tokens that the model sampled."""
         return [one for turn in self.turns for one in turn.answer.logprobs]
 
     @property

@@ -182,7 +182,7 @@ class Examples(ABC):
         return prepared
 
     def of_adapter(self, name: str) -> "Examples":
-        """Those that train one adapter."""
+        """The examples that train one adapter."""
         own = [source for source, adapter in enumerate(self.adapters) if adapter == name]
         weights = None if self.weights is None else tuple(self.weights[source] for source in own)
         return replace(self, sources=tuple(self.sources[source] for source in own), weights=weights, adapters=())
@@ -216,8 +216,8 @@ class Examples(ABC):
         return document.ids[: int(np.argmax(document.learned))]
 
     def shortened(self, example: Example) -> Example | None:
-        """Its documents with their ends left out, so that they fit in a sequence; None where nothing would be learned
-        of one."""
+        """An example's documents with their ends left out, so that they fit in a sequence; None where nothing would be
+        learned of one."""
         most = self.seq // len(example.own) + 1
         cut = tuple(one if one is EMPTY else one.first(most) for one in example.documents)
         shorter = replace(example, documents=cut)

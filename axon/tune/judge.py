@@ -37,7 +37,7 @@ class Scores:
 
 
 def without_failed(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of the scores that are numbers, by name; a name of which none is left is left out."""
+    """The scores that are numbers, by name; a name of which none is left is left out."""
     real = {name: values[~np.isnan(values)] for name, values in scores.items()}
     return {name: values for name, values in real.items() if len(values)}
 

@@ -35,7 +35,7 @@ class Document:
         return bool(np.all((self.weights == 0) | (self.weights == 1)))
 
     def first(self, count: int) -> "Document":
-        """Its first ids; of a negative number, all but the last."""
+        """A text's first ids; of a negative number, all but the last."""
         return Document(self.ids[:count], self.weights[:count], {name: of[:count] for name, of in self.more.items()})
 
     @property

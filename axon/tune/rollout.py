@@ -23,7 +23,7 @@ class Rollout:
 
     @cached_property
     def rewards(self) -> np.ndarray:
-        """That of each answer, `prompts samples`; NaN where one failed."""
+        """The reward of each answer, `prompts samples`; NaN where one failed."""
         return self.scores.total.reshape(len(self.prompts), -1)
 
     @cached_property

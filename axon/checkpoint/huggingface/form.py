@@ -67,7 +67,7 @@ class Form:
         return self._product(groups[0]) if groups else 0
 
     def shape(self, total: int) -> tuple[int, ...]:
-        """That of their array, `total` the size of what is in brackets in all rows."""
+        """The shape of their array, `total` the size of what is in brackets in all rows."""
         return tuple(math.prod(sizes) for sizes in self._factors(total))
 
     @property

@@ -197,7 +197,8 @@ class Factors:
 
 
 def factors_of(pieces: Pieces, stored: Mapping[str, ArraySpec], adapted: Collection[str]) -> Factors:
-    """Those of the weights `adapted`, in a model with the arrays `pieces`; `stored`: our parameters with the factors.
+    """The factors of the weights `adapted`, in a model with the arrays `pieces`; `stored`: our parameters with the
+    factors.
 
     Raises `UserError` for a weight that is no matrix of their files.
     """

@@ -7,8 +7,8 @@ from jax import Array, lax
 
 
 class Distances(NamedTuple):
-    """Those of a block of `queries` and `keys`: consecutive elements of the bias, from `first` on, of which query q and
-    key k have the one at `queries − 1 − q + k`."""
+    """The distances of a block of `queries` and `keys`: consecutive elements of the bias, from `first` on, of which
+    query q and key k have the one at `queries − 1 − q + k`."""
 
     first: Array | int
     queries: int

@@ -42,7 +42,8 @@ class ForwardTiles(NamedTuple):
 def forward_tiles(
     tiles: Tiles, mask: Mask, group: int, real_queries: int, real_keys: int, start: int | None
 ) -> ForwardTiles:
-    """Those of least cost within `tiles`; a `start` known only at run time, None, is taken as that of the last keys."""
+    """The tiles of least cost within `tiles`; a `start` known only at run time, None, is taken as that of the last
+    keys."""
     place = max(0, real_keys - real_queries) if start is None else start
     most = max(LANES, tiles.rows // group // LANES * LANES)
     sizes = [queries for queries in (LANES, 2 * LANES, 4 * LANES, 8 * LANES) if queries < most]

@@ -42,7 +42,7 @@ class Part:
         return jnp.concatenate([block.reshape(self.cut.block.rows, tile.shape[-1]) for block in blocks])
 
     def indices(self) -> tuple[Array, Array]:
-        """Those of the queries among the keys, `1 rows`, and of the keys, `keys 1`."""
+        """The indices of the queries among the keys, `1 rows`, and of the keys, `keys 1`."""
         block, rows, keys = self.cut.block, self.rows, self.keys
         row = rows.start + lax.broadcasted_iota(jnp.int32, (1, rows.stop - rows.start), 1)
         of_row = row if block.group == 1 else row // block.rows * block.queries + lax.rem(row, block.queries)

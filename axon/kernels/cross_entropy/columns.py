@@ -51,7 +51,7 @@ class Columns:
         return dlogits * (1 - bent * bent)
 
     def partial_dtype(self, whole: Any, accumulate: Any) -> Any:
-        """That of a sum over these columns alone: `whole` where they are all there are."""
+        """The dtype of a sum over these columns alone: `whole` where they are all there are."""
         return accumulate if self.mesh_axes else whole
 
     def over(self, collective: Callable[..., Array], value: Array) -> Array:

@@ -31,7 +31,7 @@ class Residuals:
 
     @staticmethod
     def of(pull: Pullback, at_hand: Any) -> "Residuals":
-        """Those of a backward, where the leaves of `at_hand` are there too when it runs."""
+        """The residuals of a backward, where the leaves of `at_hand` are there too when it runs."""
         leaves, tree = jax.tree.flatten(pull)
         known = [id(leaf) for leaf in jax.tree.leaves(at_hand)]
         return Residuals(tree, tuple(known.index(id(leaf)) if id(leaf) in known else None for leaf in leaves))

@@ -53,7 +53,7 @@ class Bandwidths:
 
     @classmethod
     def read(cls, path: Path, target: Target) -> "Bandwidths":
-        """Those of a JSON object with fields of this class, as they were measured; of the others the table's.
+        """Links of a JSON object with fields of this class, as they were measured; of the others the table's.
 
         Raises `UserError` for a file that is none, for another field, and for a number out of range.
         """

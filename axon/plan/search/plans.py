@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def carried_out(self) -> str:
-        """Its remat, and what of the state is on the host, in words."""
+        """The plan's remat, and what of the state is on the host, in words."""
         remat: Any = self.execution.remat
         words = f"keeps {', '.join(remat)}" if isinstance(remat, tuple) else describe(remat)
         return f"{words}; {', '.join(self.execution.host)} on the host" if self.execution.host else words

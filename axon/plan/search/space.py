@@ -81,7 +81,7 @@ class Space:
     hosts: tuple[tuple[str, ...], ...] = ()
 
     def layouts(self) -> Iterator[Layout]:
-        """Those that differ in where arrays live: of one microbatch and the default schedule."""
+        """The layouts that differ in where arrays live: of one microbatch and the default schedule."""
         for mesh in self.meshes():
             if self.pins.allow_mesh(mesh):
                 yield from self._of_mesh(mesh)

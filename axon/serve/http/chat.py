@@ -95,7 +95,7 @@ def _check(body: ChatBody) -> None:
 
 
 def _tools(body: ChatBody) -> Tools:
-    """Those that may be called."""
+    """The tools that may be called."""
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     if isinstance(body.tool_choice, NamedTool):
         return [tool for tool in tools if tool["function"]["name"] == body.tool_choice.function.name]

@@ -185,7 +185,7 @@ class Worker:
             _settle(result, unavailable(message))
 
     def _embedded(self, result: Embeddings) -> None:
-        """It is there, or not wanted any more."""
+        """An embedding is there, or not wanted any more."""
         del self._embeddings[result]
         if result.cancelled():
             self._commands.put(partial(self._cancel_texts, result))

@@ -202,7 +202,7 @@ def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def _own(stack: Array, names: Names) -> Array:
-    """This device's share of matrices of which it has all."""
+    """A device's share of matrices of which it has all."""
     share = len(stack) // num_shards(names)
     return lax.dynamic_slice_in_dim(stack, lax.axis_index(names) * share, share)
 

@@ -77,6 +77,7 @@ def table(
     if not names:
         return {}
     worth = np.array([gain(matrices, name, target, tensor, itemsize) for name in names])
+    worth /= np.abs(worth).max() or 1.0  # HiGHS takes what is below 1e-7 for nothing, as seconds of a token are
     once = [[float(name in one.free) for name in names] for one in matrices]
     found = milp(-worth, integrality=np.ones(len(names)), bounds=Bounds(0, 1), constraints=LinearConstraint(once, ub=1))
     split = {name for name, value in zip(names, found.x, strict=True) if value > 0.5}

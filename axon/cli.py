@@ -13,9 +13,9 @@ from axon.commands import checkpoint
 from axon.commands.bench import bench
 from axon.commands.export import export
 from axon.commands.generate import generate
-from axon.commands.options import Adapter, Config, Json, Set
+from axon.commands.options import Adapter, Config, Json, Planned, Set
 from axon.commands.paths import RunDir, path
-from axon.commands.plan import plan
+from axon.commands.plan import plan as plan_command
 from axon.commands.profile import profile as profile_command
 from axon.commands.report import report
 from axon.commands.sample import sample
@@ -49,6 +49,7 @@ Steps = Annotated[int | None, typer.Option(min=1, help="Stop at this step; the s
 def train(
     config: Config,
     set_: Set = [],  # noqa: B006 - typer reads it, nothing writes it
+    plan: Planned = None,
     run_dir: NewRunDir = None,
     steps: Steps = None,
     profile: Profile = None,
@@ -62,7 +63,7 @@ def train(
 ) -> None:
     """Train a model, or continue the run in the folder.
 
-    Example: `axon train configs/quickstart.gin --set "Layout.mesh={'data': 4, 'tensor': 2}"`
+    Example: `axon train configs/quickstart.gin --set "Layout.mesh={'data': 4, 'tensor': 2}"`, or with `--plan my.gin`
     """
     from axon.launch.start import start, supervises
 
@@ -78,19 +79,19 @@ def train(
     from axon.run import run
     from axon.run.restarted import run_with_restarts
 
-    tree = _tree(config, set_, run_dir)
+    tree = _tree(config, set_, plan, run_dir)
     if is_supervisor:
         raise typer.Exit(run_with_restarts(tree, restarts))
     run(tree, steps=steps, profile=traced, report=typer.echo)
 
 
-def _tree(config: Path, set_: list[str], run_dir: str | None) -> Any:
+def _tree(config: Path, set_: list[str], plan: Path | None, run_dir: str | None) -> Any:
     """The run of a configuration file, with a folder."""
     from dataclasses import replace
 
     from axon.config import load
 
-    tree = load(config, set_).tree
+    tree = load(config, set_, plan=plan).tree
     return replace(tree, run_dir=str(run_dir or tree.run_dir or Path("runs") / config.stem))
 
 
@@ -98,6 +99,7 @@ def _tree(config: Path, set_: list[str], run_dir: str | None) -> Any:
 def tune(
     config: Config,
     set_: Set = [],  # noqa: B006
+    plan: Planned = None,
     run_dir: NewRunDir = None,
     steps: Steps = None,
     inspect: Annotated[
@@ -121,14 +123,14 @@ def tune(
     if teacher is not None and out is not None:
         from axon.run.teach import write_taught
 
-        write_taught(_tree(config, set_, run_dir), teacher, top, out, typer.echo)
+        write_taught(_tree(config, set_, plan, run_dir), teacher, top, out, typer.echo)
         return
     if inspect is None:
-        train(config, set_, run_dir, steps)
+        train(config, set_, plan, run_dir, steps)
         return
     from axon.commands.examples import show_examples
 
-    show_examples(_tree(config, set_, run_dir), inspect)
+    show_examples(_tree(config, set_, plan, run_dir), inspect)
 
 
 @app.command("eval")
@@ -196,6 +198,7 @@ def _evaluate_tasks(run_dir: str, names: str, as_json: bool, before: bool, **opt
 def show(
     config: Config,
     set_: Set = [],  # noqa: B006
+    plan: Planned = None,
     on: Annotated[
         str | None, typer.Option(metavar="TARGET", help="Machine to trace the step for: v5p:4x4x4, h200:8, …")
     ] = None,
@@ -219,7 +222,7 @@ def show(
     """
     from axon.show.show import show_config
 
-    show_config(config, set_, on, draw, weight)
+    show_config(config, set_, plan, on, draw, weight)
 
 
 @app.command("compile")
@@ -227,6 +230,7 @@ def compile_(
     config: Config,
     on: Annotated[str, typer.Option("--on", metavar="TARGET", help="A topology: v5e:4x4, v5p:4x4x4, h200:8, ….")],
     set_: Set = [],  # noqa: B006
+    plan: Planned = None,
     json_: Json = False,
     text: Annotated[
         Path | None, typer.Option(parser=path, metavar="FILE", help="Write the compiled program (HLO) here.")
@@ -242,14 +246,14 @@ def compile_(
 
     from axon.show.compile import compile_config, show_report
 
-    report = compile_config(config, on, set_, text)
+    report = compile_config(config, on, set_, plan, text)
     if json_:
         typer.echo(json.dumps(report.json()))
     else:
         show_report(report)
 
 
-app.command()(plan)
+app.command("plan")(plan_command)
 app.command("profile")(profile_command)
 app.command()(generate)
 

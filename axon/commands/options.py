@@ -11,6 +11,15 @@ Config = Annotated[Path, typer.Argument(parser=path, metavar="CONFIG", help="A .
 Set = Annotated[
     list[str], typer.Option("--set", metavar="NAME.FIELD=VALUE", help="Bind a value last, as a line of the file would.")
 ]
+Planned = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        parser=path,
+        metavar="FILE.gin",
+        help="A plan (axon plan --write) to lay over CONFIG.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Weights = Annotated[
     Literal["float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4", "mxfp4"] | None,

@@ -26,7 +26,7 @@ GlobalBatch = Annotated[int | None, typer.Option(min=1, help="Sequences of a ste
 Seq = Annotated[int | None, typer.Option(min=1, help="Positions of a sequence: Data.seq.")]
 Write = Annotated[
     Path | None,
-    typer.Option(parser=path, metavar="FILE.gin", help="Write the best here: a config that includes CONFIG."),
+    typer.Option(parser=path, metavar="FILE.gin", help="Write the best here, for --plan of axon train and others."),
 ]
 Draw = Annotated[
     Path | None,
@@ -105,7 +105,8 @@ def plan(
 
     Seconds and memory are predicted (docs/planner.md); --compile asks the target's compiler too.
 
-    Example: `axon plan configs/llama3_405b.gin --on v5p:16x16x16 --write my.gin`, then `axon train my.gin`
+    Example: `axon plan configs/llama3_405b.gin --on v5p:16x16x16 --write my.gin`, then `axon train
+    configs/llama3_405b.gin --plan my.gin`
     """
     sizes = {"Data.batch": global_batch, "Data.seq": seq}
     changes = (*set_, *(f"{name}={size}" for name, size in sizes.items() if size is not None))

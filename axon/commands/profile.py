@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from axon.commands.options import Json, Set
+from axon.commands.options import Json, Planned, Set
 from axon.commands.paths import path
 from axon.errors import UserError
 
@@ -34,6 +34,7 @@ say = partial(typer.echo, err=True)
 def profile(
     config: Source,
     set_: Set = [],  # noqa: B006 - typer reads it, nothing writes it
+    plan: Planned = None,
     steps: Steps = None,
     to: To = None,
     json_: Json = False,
@@ -50,11 +51,11 @@ def profile(
 
     with ExitStack() as stack:
         if config.is_dir():
-            if set_ or steps is not None or to is not None:
-                raise UserError(f"{config} is the folder of a run: leave out --set, --steps and --to")
+            if set_ or plan is not None or steps is not None or to is not None:
+                raise UserError(f"{config} is the folder of a run: leave out --set, --plan, --steps and --to")
             folder, tree = _of_run(config)
         else:
-            folder, tree = _trained(config, set_, steps or STEPS, to, stack)
+            folder, tree = _trained(config, set_, plan, steps or STEPS, to, stack)
         found = read_profile(folder)
     predicted = predicted_here(tree, say)
     if json_:
@@ -71,12 +72,14 @@ def _of_run(run_dir: Path) -> tuple[Path, Any]:
     return folder.profile, folder.tree()
 
 
-def _trained(config: Path, set_: list[str], steps: int, to: Path | None, stack: ExitStack) -> tuple[Path, Any]:
+def _trained(
+    config: Path, set_: list[str], plan: Path | None, steps: int, to: Path | None, stack: ExitStack
+) -> tuple[Path, Any]:
     """The profile of a new run, and its configuration."""
     from axon.config import load
     from axon.run.profiled import profiled
 
-    tree = load(config, set_).tree
+    tree = load(config, set_, plan=plan).tree
     folder = to or Path(stack.enter_context(TemporaryDirectory(prefix="axon-profile-")))
     with redirect_stdout(sys.stderr):
         traced = profiled(tree, steps, folder, say)

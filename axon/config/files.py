@@ -17,22 +17,26 @@ DEEPEST = 100
 
 @dataclass
 class Statements:
-    """All statements, in order of effect; `main` is the file that was given."""
+    """All statements, in order of effect; `main` is the file that was given, `plan` the one that is laid over it."""
 
     main: str
+    plan: str | None = None
     bindings: list[Binding] = field(default_factory=list)
     imports: list[Import] = field(default_factory=list)
     mistakes: list[Mistake] = field(default_factory=list)
 
     def is_own(self, binding: Binding) -> bool:
-        """Whether it was written for this run: in the main file or with `--set`."""
-        return binding.place.file in (self.main, OVERRIDE.file)
+        """Whether it was written for this run: in the main file, in the plan or with `--set`."""
+        return binding.place.file in (self.main, self.plan, OVERRIDE.file)
 
 
-def read(path: str | Path, overrides: Sequence[str] = ()) -> Statements:
-    """The statements of the file at `path`, of what it includes (each in its place), and of the overrides, last."""
-    statements = Statements(_shown(Path(path)))
+def read(path: str | Path, overrides: Sequence[str] = (), plan: Path | None = None) -> Statements:
+    """The statements of the file at `path`, of what it includes (each in its place), of the file `plan`, and of the
+    overrides, last."""
+    statements = Statements(shown(Path(path)), None if plan is None else shown(plan))
     _read_file(Path(path), Place(statements.main), (), statements)
+    if plan is not None:
+        _read_file(plan, Place(f"--plan {shown(plan)}"), (), statements)
     for override in overrides:
         _read_override(override, statements)
     return statements
@@ -44,7 +48,7 @@ def _read_file(path: Path, place: Place, inside: tuple[Path, ...], into: Stateme
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not a path
         into.mistakes.append(Mistake(place, _unreadable(path, error)))
         return
-    for statement in parse(text, _shown(path)):
+    for statement in parse(text, shown(path)):
         if isinstance(statement, Mistake):
             into.mistakes.append(statement)
         elif isinstance(statement, Include):
@@ -64,11 +68,11 @@ def _include(statement: Include, including: Path, inside: tuple[Path, ...], into
     candidates = [including.parent / named, named]
     found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)
     if found is None:
-        text = f"there is no file {statement.path!r}, neither next to {_shown(including)} nor in the working directory."
+        text = f"there is no file {statement.path!r}, neither next to {shown(including)} nor in the working directory."
         into.mistakes.append(Mistake(statement.place, text + _similar_file(candidates[0])))
     elif found.resolve() in inside:
         chain = [*inside[inside.index(found.resolve()) :], found.resolve()]
-        text = f"circular include: {' → '.join(_shown(path) for path in chain)}."
+        text = f"circular include: {' → '.join(shown(path) for path in chain)}."
         into.mistakes.append(Mistake(statement.place, text))
     elif len(inside) > DEEPEST:
         text = f"{statement.path!r} is not read: includes are more than {DEEPEST} deep within each other."
@@ -99,7 +103,7 @@ def _similar_file(path: Path) -> str:
     return suggest(path.name, there)
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """Relative to the working directory if the file lies below it, else absolute."""
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from axon.config.bindings import Bindings
-from axon.config.files import OVERRIDE, read
+from axon.config.files import OVERRIDE, read, shown
 from axon.config.mistakes import ConfigError, Mistake, Place
 from axon.config.names import Names
 from axon.config.render import Line, Text, render
@@ -65,14 +65,20 @@ class Resolved:
 
 
 def load(
-    path: str | Path, overrides: Sequence[str] = (), *, modules: Sequence[str] = AXON, root: str = "Train"
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    plan: Path | None = None,
+    modules: Sequence[str] = AXON,
+    root: str = "Train",
 ) -> Resolved:
-    """The tree that the file at `path` describes, with `overrides` (`Name.field=value`) bound last.
+    """The tree that the file at `path` describes, with what the file `plan` binds (`axon plan --write`) in place of its
+    own, and `overrides` (`Name.field=value`) bound last.
 
     Raises ConfigError with all the mistakes of all the files, each with its place.
     """
-    tree, resolver, mistakes = _resolve(path, overrides, modules, root)
-    mistakes += _without_effect(resolver, path, overrides, modules, root)
+    tree, resolver, mistakes = _resolve(path, overrides, plan, modules, root)
+    mistakes += _without_effect(resolver, path, overrides, plan, modules, root)
     if mistakes:
         raise ConfigError(mistakes)
     text = render(tree, Names(modules))
@@ -96,10 +102,10 @@ def dump(tree: Any, *, modules: Sequence[str] = AXON) -> str:
 
 
 def _resolve(
-    path: str | Path, overrides: Sequence[str], modules: Sequence[str], root: str
+    path: str | Path, overrides: Sequence[str], plan: Path | None, modules: Sequence[str], root: str
 ) -> tuple[Any, Resolver, list[Mistake]]:
     """The tree, its resolver, and all mistakes but bindings without effect."""
-    statements = read(path, overrides)
+    statements = read(path, overrides, plan)
     names = Names(modules)
     unread = statements.mistakes + names.import_all(statements.imports)
     bindings = Bindings(statements, names, partial=bool(unread))
@@ -110,17 +116,23 @@ def _resolve(
 
 
 def _without_effect(
-    resolver: Resolver, path: str | Path, overrides: Sequence[str], modules: Sequence[str], root: str
+    resolver: Resolver,
+    path: str | Path,
+    overrides: Sequence[str],
+    plan: Path | None,
+    modules: Sequence[str],
+    root: str,
 ) -> list[Mistake]:
-    """The bindings without effect that are mistakes: of the file's, only those without effect before the overrides too.
+    """The bindings without effect that are mistakes: of the file's, only those without effect alone too.
 
-    `--set Train.sample=None` leaves the file's `Sample.prompt` unused, which is not a mistake.
+    `--set Train.sample=None` leaves the file's `Sample.prompt` unused, and a plan without a pipeline its
+    `Interleaved.virtual`: neither is a mistake.
     """
-    if not (resolver.unused and overrides):
+    if not (resolver.unused and (overrides or plan)):
         return resolver.unused
-    _, alone, _ = _resolve(path, (), modules, root)
-    without = {OVERRIDE, *(mistake.place for mistake in alone.unused)}
-    return [mistake for mistake in resolver.unused if mistake.place in without]
+    _, alone, _ = _resolve(path, (), None, modules, root)
+    without, own = {OVERRIDE, *(mistake.place for mistake in alone.unused)}, plan and shown(plan)
+    return [mistake for mistake in resolver.unused if mistake.place in without or mistake.place.file == own]
 
 
 def _origin(path: str, origins: dict[str, str]) -> str:

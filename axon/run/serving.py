@@ -9,6 +9,7 @@ from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn.multi_lora import Room, room_for
 from axon.precision import Precision
+from axon.run.planned import Planned
 from axon.run.tree import Model
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
@@ -29,7 +30,8 @@ class Serve:
             float8_e4m3fn, int4 and nf4 are for the blocks' matrices alone, each with scales (`axon.nn.quantized`).
         capacity: how much is done at once. draft: "mtp" where the model's own multi-token block guesses, with pages of
             its own (`axon serve --draft mtp`). adapter_rank: of the adapters that there is room for, all together
-            (`axon serve --adapter-rank`). execution: how it is carried out.
+            (`axon serve --adapter-rank`). execution: how it is carried out. plan: what layout, weights and capacity
+            were planned for (`axon plan --write`), with which the model and the machine are compared.
     """
 
     model: Model
@@ -40,6 +42,7 @@ class Serve:
     draft: Literal["mtp"] | None = None
     adapter_rank: int = 0
     execution: Execution = Execution()
+    plan: Planned | None = None
 
     def __post_init__(self):
         check_range(self, "[0, 2**16]", "adapter_rank")
@@ -59,7 +62,10 @@ class Serve:
 
 
 def serving_program(serve: Serve, placement: Placement | None = None) -> ServingProgram:
-    """The steps of its engine. `placement`: a mesh other than that of this machine's devices, to compile for."""
+    """The steps of its engine. `placement`: a mesh other than that of this machine's devices, to compile for. Raises
+    `UserError` where its plan is for another model or number of devices."""
+    if serve.plan is not None:
+        serve.plan.check(serve.model, {}, placement)
     placement = placement or Placement.of(serve.layout)
     compute = serve.precision.compute_dtype(placement.platform)
     dtype = compute if serve.weights == "auto" else serve.weights

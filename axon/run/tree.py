@@ -25,6 +25,7 @@ from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
 from axon.run.init_from import InitFrom
+from axon.run.planned import Planned
 from axon.serve.request import Sampling
 from axon.train.adapters_off import AdaptersOff
 from axon.train.faults import Faults
@@ -105,6 +106,7 @@ class Train:
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
         execution: how it is carried out: remat, kernels, buffers, host and disk tiers, compiler options.
+        plan: what these two were planned for (`axon plan --write`), with which the run is compared.
         transforms: what becomes of weights of the model, one after the other, as `(LoRA(rank=16),)`.
         references: name → a frozen model beside it, which the objective names, as `Distillation` its "teacher", or
             the data, as a `ModelScore` of `Rollouts`; `AdaptersOff()` is the one that is trained, without its adapters.
@@ -127,6 +129,7 @@ class Train:
     objective: Objective = NextToken()
     layout: Layout = field(default=Layout(), metadata=RESUMABLE)
     execution: Execution = field(default=Execution(), metadata=RESUMABLE)
+    plan: Planned | None = field(default=None, metadata=RESUMABLE)
     transforms: tuple[WeightTransform, ...] = ()
     references: Mapping[str, Reference | AdaptersOff] = field(default_factory=dict)
     outer: DiLoCo | SlowMo | None = None

@@ -8,25 +8,26 @@ from rich.table import Table
 
 from axon.config import load, root_of
 from axon.disk import output, writing
-from axon.layout import Placement
 from axon.plan.report import Report, compile_step
 from axon.plan.serving import Reading, ServingReport, compile_serving
 from axon.plan.topology import devices
-from axon.run import Serve, Train, program, serving_program
+from axon.run import Serve, Train, placed, program, serving_program
 
 GIB = 2**30
 
 
-def compile_config(path: Path, target: str, overrides: Sequence[str], text: Path | None) -> Report | ServingReport:
-    """Compile the step that the file at `path` describes for topology `target`, or an engine's decode and prefill
-    steps; its HLO, or that of the decode step, goes to `text`, if given.
+def compile_config(
+    path: Path, target: str, overrides: Sequence[str], plan: Path | None, text: Path | None
+) -> Report | ServingReport:
+    """Compile the step that the file at `path` describes, with the file `plan` over it, for topology `target`, or an
+    engine's decode and prefill steps; its HLO, or that of the decode step, goes to `text`, if given.
 
     Raises `ConfigError`, `LayoutError` and `UserError` for what a person has to change, a step that does not fit among
     them.
     """
     text = text and output(text, "--text", ".txt", ".hlo")
-    tree: Train | Serve = load(path, overrides, root=root_of(path, overrides)).tree
-    placement = Placement.of(tree.layout, devices(target))
+    tree: Train | Serve = load(path, overrides, plan=plan, root=root_of(path, overrides)).tree
+    placement = placed(tree, devices(target))
     if isinstance(tree, Serve):
         report, hlo = compile_serving(serving_program(tree, placement), target)
     else:

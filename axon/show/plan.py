@@ -7,16 +7,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from axon.chips.target import Target
 from axon.disk import output, writing
 from axon.layout import Layout
 from axon.layout.table import DEFAULT_ROWS
 from axon.plan.predict.memory import GIB
 from axon.plan.predict.seconds import BUBBLE, COMMUNICATION, Line
 from axon.plan.search import Plan
+from axon.run import Planned
+from axon.run.planned import model_sizes
 from axon.show.compile import collectives_table
 from axon.show.planning import PLANNED, Plans, own_values
-from axon.show.question import Question
 
 # ---- for a person ----------------------------------------------------------------------------------------------------
 
@@ -169,24 +169,24 @@ def _plain(value: Any) -> Any:
 
 
 def write_plan(found: Plans, path: Path) -> None:
-    """Write the best plan as a config that includes the run's, so that `axon train` and `axon compile` take it.
+    """Write the best plan as a file that `--plan` lays over the run's config: its layout and execution, and what it is
+    for (`axon.run.Planned`).
 
     Raises `UserError` for a file that is no `.gin`, or cannot be written.
     """
-    best = found.plans[0]
-    own = f"{best.seconds.total:.3g} s a step, MFU {best.seconds.mfu:.1%}"
-    write_included(found.question, found.target, best.memory.gib, own, _gin(found, best), path)
+    best, run = found.plans[0], found.run
+    own = f"{best.memory.gib:.1f} GiB of a device, {best.seconds.total:.3g} s a step, MFU {best.seconds.mfu:.1%}"
+    sizes = {**model_sizes(run.model), "Data.batch": run.data.batch, "Data.seq": run.seq}
+    write_planned("Train", Planned(found.target.name, found.target.devices, sizes), own, _gin(found, best), path)
 
 
-def write_included(
-    question: Question, target: Target, gib: float, predicted: str, lines: Iterable[str], path: Path
-) -> None:
-    """Write a config that includes the one of a question, with its overrides and these `lines`, below what is predicted
-    of it: `gib` of a device, and more in words. Raises as `write_plan`."""
+def write_planned(root: str, planned: Planned, predicted: str, lines: Iterable[str], path: Path) -> None:
+    """Write these `lines` below what they are for, as a field of the tree's `root`, and what is predicted of them.
+    Raises as `write_plan`."""
     path = output(path, "--write", ".gin")
-    head = f"# Planned for {target.name} (axon plan). Predicted: {gib:.1f} GiB of a device,", f"# {predicted}.", ""
-    overrides = (change.replace("=", " = ", 1) for change in question.overrides)
-    text = "\n".join([*head, f"include {str(question.config.resolve())!r}", "", *overrides, *lines, ""])
+    head = f"# A plan, to be laid over a config (--plan). Predicted on {planned.target}:", f"# {predicted}.", ""
+    fields = (f"Planned.{field.name} = {value!r}" for field, value in own_values(planned))
+    text = "\n".join([*head, f"{root}.plan = @Planned()", *fields, "", *lines, ""])
     with writing(path):
         path.write_text(text)
 

@@ -49,10 +49,12 @@ PLANNED = (
 class Plans:
     """The best plans of a search, the fastest first.
 
-    `tried`: how many fit, by prediction. `took`: seconds of the search. `dropped`: what does not fit as compiled.
+    `run`: what they are for. `tried`: how many fit, by prediction. `took`: seconds of the search. `dropped`: what does
+    not fit as compiled.
     """
 
     question: Question
+    run: Train
     target: Target
     plans: tuple[Plan, ...]
     tried: int
@@ -69,8 +71,9 @@ def plan_config(question: Question, count: int, compiling: Callable[[str], None]
     can be compiled for, a model that fits nowhere, a batch that nothing divides, pins that leave nothing.
     """
     begun = time.perf_counter()
-    planners, dropped = [], []
-    for tree, planner in map(planner_of, question.of_each_format()):
+    trees, planners, dropped = [], [], []
+    for tree, planner in map(read_question, question.of_each_format()):
+        trees.append(tree)
         if compiling:
             confirmation = _confirmation(tree, planner, compiling)
             planner, dropped = _compilable(planner, confirmation), [*dropped, confirmation.dropped]
@@ -82,7 +85,7 @@ def plan_config(question: Question, count: int, compiling: Callable[[str], None]
     best, *others = found
     plans = (best, *(replace(one, why_not=why_not(one, best)) for one in others))
     tried = sum(len(planner.ranked) for planner in planners)
-    return Plans(question, target, plans, tried, time.perf_counter() - begun, dropped)
+    return Plans(question, trees[0], target, plans, tried, time.perf_counter() - begun, dropped)
 
 
 def _confirmation(tree: Train, planner: Planner, say: Callable[[str], None]) -> Confirmation:
@@ -115,20 +118,25 @@ def _none_fits(target: Target, dropped: Sequence[Dropped]) -> UserError:
     )
 
 
-def planner_of(question: Question) -> tuple[Train, Planner]:
+def read_question(question: Question) -> tuple[Train, Planner]:
     """The run, and the search for its plans. Raises as `plan_config`."""
     target = question.target
-    tree: Train = load(question.config, [*question.overrides, *question.pins]).tree
-    check_predicted(tree, target)
+    tree: Train = replace(load(question.config, [*question.overrides, *question.pins]).tree, plan=None)
     bandwidths = question.links and Bandwidths.read(question.links, target)
-    pinned, base = _pins(tree, question.pins), alone(tree, target.platform)
-    policies = [one_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
+    return tree, planner_of(tree, target, _pins(tree, question.pins), bandwidths)
+
+
+def planner_of(tree: Train, target: Target, pins: Pins = Pins(), bandwidths: Bandwidths | None = None) -> Planner:
+    """The search for plans of a run on a machine. Raises `UserError` for a run whose steps are not predicted."""
+    check_predicted(tree, target)
+    base = alone(tree, target.platform)
+    policies = [one_policy(tree.execution.remat)] if "remat" in pins.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
-    space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned, matrices_of(work))
+    space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pins, matrices_of(work))
     if target.chip.host_memory is not None:
-        offloads = () if "remat" in pinned.execution else tuple(offloads_of(work.names, policies))
-        space = replace(space, offloads=offloads, hosts=_hosts(tree, target, pinned))
-    return tree, Planner(space, work, _acceptance(tree, target), bandwidths)
+        offloads = () if "remat" in pins.execution else tuple(offloads_of(work.names, policies))
+        space = replace(space, offloads=offloads, hosts=_hosts(tree, target, pins))
+    return Planner(space, work, _acceptance(tree, target), bandwidths)
 
 
 def _hosts(tree: Train, target: Target, pins: Pins) -> tuple[tuple[str, ...], ...]:
@@ -179,7 +187,7 @@ def alone(tree: Train, platform: str) -> Program:
     """The program on one described device, whose layout has the config's own fields that no plan says."""
     others = {field.name: value for field, value in own_values(tree.layout) if field.name not in PLANNED}
     start = Layout(mesh={"data": 1}, **others).with_axes_of(tree.layout)
-    return program(replace(tree, layout=start), Placement.described(start, 1, platform))
+    return program(replace(tree, layout=start, plan=None), Placement.described(start, 1, platform))
 
 
 def _acceptance(tree: Train, target: Target) -> Acceptance:

@@ -14,7 +14,7 @@ from axon.plan.predict.failures import Failures
 from axon.plan.predict.seconds import BUBBLE, COMMUNICATION
 from axon.plan.search.scaling import Point, Scaling, scaling
 from axon.show.plan import mesh_text, plan_json
-from axon.show.planning import planner_of, resized
+from axon.show.planning import read_question, resized
 from axon.show.question import Question
 
 _SIZES = re.compile(r"(\d+)\.\.(\d+)")
@@ -28,7 +28,7 @@ def scale_config(question: Question, sizes: str, failures: Failures, say: Callab
     has.
     """
     machines = [question.target.resized(count) for count in _doubled(sizes)]
-    tree, start = planner_of(question)
+    tree, start = read_question(question)
     return scaling(start, machines, failures, lambda one, batch: resized(start, tree, one, batch), say)
 
 

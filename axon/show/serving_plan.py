@@ -19,8 +19,9 @@ from axon.plan.predict.memory import GIB
 from axon.plan.search.refusals import serving_refusal
 from axon.plan.search.serving_plans import EngineKind, ServingPlan, ServingPlanner
 from axon.plan.workload import Workload
-from axon.run import Serve, serving_program
-from axon.show.plan import empty_table, write_included
+from axon.run import Planned, Serve, serving_program
+from axon.run.planned import model_sizes
+from axon.show.plan import empty_table, write_planned
 from axon.show.question import Question
 
 FORMATS = get_args(get_type_hints(Serve)["weights"])
@@ -186,13 +187,15 @@ def _json(plan: ServingPlan) -> dict[str, Any]:
 
 
 def write_serving_plan(found: ServingPlans, path: Path) -> None:
-    """Write the best plan as a config that includes the served one, so that `axon show` and `axon compile` take it.
+    """Write the best plan as a file that `--plan` lays over the config that serves.
 
     Raises `UserError` for a file that is no `.gin`, or cannot be written.
     """
     best = found.plans[0]
-    own = f"ttft {1e3 * best.steady.ttft:.3g} ms, tpot {1e3 * best.steady.tpot:.3g} ms"
-    write_included(found.question, found.target, best.memory / GIB, own, _gin(best), path)
+    latencies = f"ttft {1e3 * best.steady.ttft:.3g} ms, tpot {1e3 * best.steady.tpot:.3g} ms"
+    own = f"{best.memory / GIB:.1f} GiB of a device, {latencies}"
+    planned = Planned(found.target.name, best.devices, model_sizes(best.kind.program.runtime.model))
+    write_planned("Serve", planned, own, _gin(best), path)
 
 
 def _gin(best: ServingPlan) -> Iterator[str]:

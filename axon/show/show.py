@@ -15,7 +15,7 @@ from axon.kernels.choice import check_names
 from axon.layout import KINDS, ParameterRow, Placement, explain
 from axon.plan.memory import FROZEN, IN_FLIGHT, gradients
 from axon.plan.topology import devices
-from axon.run import Serve, Train, program, serving_program
+from axon.run import Serve, Train, placed, program, serving_program
 from axon.runtime import IDENTITY_LAYERS
 from axon.serve.program import ServingProgram
 from axon.show.draw import draw
@@ -27,20 +27,26 @@ from axon.train.step import Program
 
 
 def show_config(
-    path: Path, overrides: Sequence[str], on: str | None = None, picture: Path | None = None, weight: str | None = None
+    path: Path,
+    overrides: Sequence[str],
+    plan: Path | None = None,
+    on: str | None = None,
+    picture: Path | None = None,
+    weight: str | None = None,
 ) -> None:
     """Print it all. Raises `ConfigError` and `LayoutError` as a run would; needs none of the mesh's devices.
 
     Of a file of `configs/serve`, instead of what training sends and keeps, its engines and their cache.
 
     Args:
-        on: a topology (see `axon.plan.topology.devices`) for whose devices the step is traced; this machine's
-            platform by default. picture: a file to draw the mesh into, with the shards of `weight`, a parameter's
-            path; the largest by default. A pipeline's schedule is drawn into a second file, `FILE-schedule.png`.
+        plan: a file that is laid over it. on: a topology (see `axon.plan.topology.devices`) for whose devices the step
+            is traced; this machine's platform by default. picture: a file to draw the mesh into, with the shards of
+            `weight`, a parameter's path; the largest by default. A pipeline's schedule is drawn into a second file,
+            `FILE-schedule.png`.
     """
     if weight is not None and picture is None:
         raise UserError("--weight says what to draw: give --draw FILE.png too")
-    resolved = load(path, overrides, root=root_of(path, overrides))
+    resolved = load(path, overrides, plan=plan, root=root_of(path, overrides))
     tree: Train | Serve = resolved.tree
     placement = _placement(tree, on)
     if on is None:  # no chip, and so none of the kernels that a configuration asks for by name
@@ -79,7 +85,7 @@ def _draw_mesh(console: Console, placement: Placement, specs: Any, picture: Path
 
 def _placement(tree: Train | Serve, on: str | None) -> Placement:
     if on is not None:
-        return Placement.of(tree.layout, devices(on))
+        return placed(tree, devices(on))
     return Placement.described(tree.layout, jax.device_count(), jax.default_backend())
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from axon.config import dump, load
+from axon.config import ConfigError, dump, load
 from axon.errors import UserError
 from axon.layout import Layout, Placement
-from axon.run import program
+from axon.run import placed, program
 from axon.show.plan import mesh_text, plans_json, print_plans, write_plan
 from axon.show.plan_picture import draw_plans
 from axon.show.planning import plan_config
@@ -22,7 +22,7 @@ def config(tiny, tmp_path):
     return path
 
 
-def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_path, capsys):
+def test_plans_are_json_and_a_table_and_the_best_is_a_file_that_is_laid_over_the_config(config, tmp_path, capsys):
     found = plan_config(Question(config, "h100:2x2", ("Data.batch=16",), ("Layout.zero=3",)), 3)
     told = json.loads(json.dumps(plans_json(found)))
     assert (told["target"], told["devices"]) == ("h100:2x2", 4)
@@ -38,13 +38,43 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_
     draw_plans(found, tmp_path / "plans.png")
     assert (tmp_path / "plans.png").read_bytes().startswith(b"\x89PNG")
     write_plan(found, tmp_path / "planned.gin")
-    tree = load(tmp_path / "planned.gin").tree
-    assert tree.layout.mesh == found.plans[0].layout.mesh
-    assert (tree.layout.zero, tree.data.batch) == (3, 16)
-    assert tree.execution.remat == found.plans[0].execution.remat
-    program(tree, Placement.described(tree.layout, 4))
-    with pytest.raises(UserError, match="= 4 devices, and there are 8"):
-        program(tree, Placement.of(tree.layout, [None] * 8))
+    planned = laid_over(config, tmp_path / "planned.gin", "Data.batch=16")
+    assert planned.layout == found.plans[0].layout
+    assert planned.execution == found.plans[0].execution
+    program(planned, Placement.described(planned.layout, 4))
+
+
+def laid_over(config, path, *changes):
+    return load(config, changes, plan=path).tree
+
+
+def test_a_plan_for_another_model_batch_or_number_of_devices_is_refused(config, tmp_path):
+    write_plan(plan_config(Question(config, "h100:2x2"), 1), tmp_path / "planned.gin")
+    tree = laid_over(config, tmp_path / "planned.gin")
+    with pytest.raises(UserError, match=r"for 4 devices \(h100:2x2\), and there are 8.*axon plan"):
+        placed(tree, [None] * 8)
+    with pytest.raises(UserError, match="for 4 devices"):
+        program(tree)
+    mesh = Placement.described(tree.layout, 4)
+    for change, part in (
+        (f"Llama.embed={2 * tree.model.embed}", f"embed is {tree.model.embed} in the plan and {2 * tree.model.embed}"),
+        ("Llama.layers=7", "layers is .* in the plan and 7 here"),
+        (f"Data.batch={2 * tree.data.batch}", f"Data.batch is {tree.data.batch} in the plan"),
+        (f"Data.seq={tree.data.seq // 2}", "Data.seq is"),
+    ):
+        with pytest.raises(UserError, match=part):
+            program(laid_over(config, tmp_path / "planned.gin", change), mesh)
+
+
+def test_what_a_plan_does_not_use_is_a_mistake_and_what_it_replaces_is_not(config, tmp_path):
+    config.write_text(config.read_text() + "Layout.schedule = @Interleaved()\nInterleaved.virtual = 4\n")
+    plan = tmp_path / "planned.gin"
+    plan.write_text("Layout.schedule = None\n")
+    assert laid_over(config, plan).layout.schedule is None
+    assert laid_over(config, plan, "Layout.zero=1").layout.zero == 1
+    plan.write_text("Layout.schedule = None\nServe.weights = 'int8'\n")
+    with pytest.raises(ConfigError, match=r"planned\.gin:2.*Serve"):
+        laid_over(config, plan)
 
 
 @pytest.mark.full
@@ -58,7 +88,7 @@ def test_formats_are_ranked_together_and_each_of_them_is_among_the_plans(config,
     assert {"format", "none", "FP8Current"} <= {*capsys.readouterr().out.split()}
     for best in found.plans:
         write_plan(replace(found, plans=(best,)), tmp_path / "planned.gin")
-        assert load(tmp_path / "planned.gin").tree.precision.recipe == best.recipe
+        assert laid_over(config, tmp_path / "planned.gin").precision.recipe == best.recipe
     for name, part in (("FP8Curent", "Did you mean"), ("MXFP8", "needs products of")):
         with pytest.raises(UserError, match=part):
             plan_config(Question(config, "h100:2", formats=("none", name)), 1)
@@ -98,7 +128,7 @@ def test_this_machine_is_a_target(config):
         plan_config(Question(config, "cpu:4"), 1, print)
 
 
-def test_a_plan_is_written_into_a_config_only(config, tmp_path):
+def test_a_plan_is_written_into_a_gin_file_only(config, tmp_path):
     found = plan_config(Question(config, "h100:2"), 1)
     with pytest.raises(UserError, match=r"--write.*\.gin"):
         write_plan(found, tmp_path / "plan.txt")

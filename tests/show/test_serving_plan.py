@@ -29,7 +29,7 @@ def config(request):
     return request.config.rootpath / CONFIG
 
 
-def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_serve(config, traffic, tmp_path, capsys):
+def test_plans_are_json_and_a_table_and_the_best_is_laid_over_the_config(config, traffic, tmp_path, capsys):
     found = plan_serving(Question(config, "v6e:4x4", formats=("bfloat16", "int8")), traffic, 3)
     told = json.loads(json.dumps(serving_plans_json(found)))
     best, *others = told["plans"]
@@ -40,7 +40,7 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_serve(config, tr
     print_serving_plans(found)
     assert "plan 2: " in capsys.readouterr().out
     write_serving_plan(found, tmp_path / "planned.gin")
-    tree = load(tmp_path / "planned.gin", root="Serve").tree
+    tree = load(config, root="Serve", plan=tmp_path / "planned.gin").tree
     assert (tree.weights, tree.capacity.requests) == (best["weights"], best["capacity"]["requests"])
     program = serving_program(tree, Placement.described(tree.layout, best["devices"], "tpu"))
     assert program.parameter_bytes() + program.cache_bytes() == found.plans[0].memory

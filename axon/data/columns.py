@@ -32,10 +32,10 @@ class Parquet(Files):
                 yield text_of(record, self.field, f"{path} row {row}")
 
     def records(self) -> Iterator[tuple[str, Record]]:
-        """See `RecordSource`: all columns, whatever `field` is."""
+        """See `RecordSource`: all columns, whatever `field` is, `without_nulls`."""
         for path in self.files():
             for row, record in enumerate(self._rows(path, None)):
-                yield f"{path} row {row}", record
+                yield f"{path} row {row}", without_nulls(record)
 
     def _rows(self, path: Path, columns: list[str] | None) -> Iterator[Record]:
         """Each row's values by column; of all columns for None."""
@@ -77,9 +77,9 @@ class HuggingFace:
         return (text_of(record, self.field, where) for where, record in self.records())
 
     def records(self) -> Iterator[tuple[str, Record]]:
-        """See `RecordSource`: all columns, whatever `field` is."""
+        """See `RecordSource`: all columns, whatever `field` is, `without_nulls`."""
         for number, record in enumerate(self._stream()):
-            yield f"{self.name} ({self.split}) record {number}", record
+            yield f"{self.name} ({self.split}) record {number}", without_nulls(record)
 
     def _stream(self) -> Iterator[Any]:
         datasets = _needed("datasets", "HuggingFace")
@@ -89,6 +89,20 @@ class HuggingFace:
         except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
             wanted = f"dataset {self.name!r} (config {self.config!r}, split {self.split!r})"
             raise UserError(f"Hugging Face {wanted} cannot be read: {error}") from None
+
+
+def without_nulls(record: Record) -> Record:
+    """A row of Arrow's, of which nested objects have those keys alone that have a value: Arrow gives all objects of a
+    column the keys that any of them has."""
+    return {column: _without_nulls(value) for column, value in record.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(own) for key, own in value.items() if own is not None}
+    return value
 
 
 def _needed(module: str, source: str) -> Any:

@@ -14,6 +14,7 @@ from axon.disk import reading
 from axon.errors import UserError, did_you_mean, suggest
 from axon.foreign_json import NULL, TEXT, Kind, list_of, read_field, read_json
 from axon.serve.chat_turns import WEIGHT, Renderer, Turns, marked_spans, turn_spans, weighted_spans
+from axon.serve.left_out import check_written
 from axon.serve.special import Hiding, SpecialText
 from axon.serve.template import Template
 
@@ -48,6 +49,7 @@ class Chat:
     def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, Template], variables: Mapping[str, Any]):
         self._templates, self._variables = dict(templates), dict(variables)
         self._tokenizer = tokenizer
+        self._written = set[tuple[Any, ...]]()
         self._special = SpecialText(tokenizer, [template.source for template in self._templates.values()])
 
     @classmethod
@@ -91,12 +93,14 @@ class Chat:
         That is what the template marks by `{% generation %}`; else, of each message of the assistant, what is rendered
         after the prompt that opens it, up to the last special token there. The text is encoded once, as it is rendered
         whole: an id is the assistant's if it begins within its text. Such a message counts by its `weight`, 1 where it
-        has none; with 0, as in OpenAI's files, it is not learned. Raises as `ids`, for other weights, and for a
-        template that marks nothing and does not render a chat's first messages as the beginning of the chat.
+        has none; with 0, as in OpenAI's files, it is not learned. Raises as `ids`, for other weights, for messages or
+        tools that the template leaves out, and for a template that marks nothing and does not render a chat's first
+        messages as the beginning of the chat.
         """
         plain = [{name: value for name, value in one.items() if name != WEIGHT} for one in messages]
         hidden, render = self._renderer(plain, tools, {})
         text, spans = marked_spans(render, hidden) if render.template.marks_turns else turn_spans(render, hidden)
+        self._check_written(hidden, render)
         return Turns.of(self._special.located(text, render.hiding), weighted_spans(spans, messages), self._tokenizer)
 
     def reply(self, messages: Sequence[Message]) -> list[int]:
@@ -132,6 +136,17 @@ class Chat:
     def unused(self) -> list[str]:
         """Names of templates that no chat is written by."""
         return sorted(self._templates.keys() - {*USED})
+
+    def _check_written(self, messages: Sequence[dict[str, Any]], render: "Renderer") -> None:
+        """Raise `UserError` for what the template leaves out; of chats with the same roles one is looked at."""
+        tools = bool(render.shared["tools"])
+        roles = (tools, *((one["role"], bool(one["content"].strip()), "tool_calls" in one) for one in messages))
+        if roles in self._written:
+            return
+        check_written(render, messages)
+        if tools and render(messages, tools=None) == render(messages):
+            raise UserError("the chat template leaves out tools: use one that writes them, or leave them out")
+        self._written.add(roles)
 
     def _check(self, template: Template, variables: Mapping[str, Any]) -> None:
         """Raise `UserError` for the name of a variable that the template does not read, or is not a person's to set."""

@@ -22,10 +22,10 @@ from axon.data.records import Record, RecordSource
 from axon.data.store import Root
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
 from axon.disk import check_paths
-from axon.errors import UserError
+from axon.errors import UserError, suggest
 from axon.fields import RESUMABLE, StoreLocation
 from axon.nn.adapter_set import ADAPTERS
-from axon.serve.chat import PLAIN, Chat
+from axon.serve.chat import PLAIN, ROLES, Chat
 from axon.serve.chat_turns import Turns
 from axon.tune.formats import Conversation, Format, read_example
 from axon.tune.packing import EMPTY, Document, Example, digest_of
@@ -33,6 +33,7 @@ from axon.tune.questions import Questions
 from axon.tune.record_texts import RecordTexts
 from axon.tune.remarks import Remarks
 from axon.tune.split import Split, adapter_of
+from axon.tune.turns import KEYS, Names
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Examples(ABC):
         seq: positions in a sequence. batch: sequences in the global batch.
         sources: where records are read from, as `JsonLines(path)`, whole: its `field` says nothing here.
         tokenizer: the model's, a file; its folder may have a chat template. Or one trained on the records' texts.
-        columns: column that is expected → what the records call it.
+        columns: column that is expected, or key of a message, `role` or `content` → what the records call it.
+        roles: who speaks, by the records → the role, one of `axon.serve.chat.ROLES`.
         long: what is done with an example of more than `seq` + 1 tokens: "drop" it, or "cut" its end, which is then not
             learned. Either is counted, and the first are named.
         packed: examples in a sequence, at most; none attends to another.
@@ -73,6 +75,7 @@ class Examples(ABC):
     sources: tuple[RecordSource, ...]
     tokenizer: Bpe | TokenizerFile
     columns: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
     long: Literal["drop", "cut"] = "drop"
     packed: int = 2**16
     weights: tuple[float, ...] | None = None
@@ -95,9 +98,20 @@ class Examples(ABC):
             raise UserError(
                 f"{name}.adapters has {len(self.adapters)} names for {len(self.sources)} sources: give one for each"
             )
-        names = {column for one in self.formats for column in (*one.columns, *one.optional)}
-        if unknown := sorted(self.columns.keys() - names):
-            raise UserError(f"{name}.columns has {unknown[0]!r}; expected of {', '.join(sorted(names))}")
+        for column in sorted(self.columns.keys() - (names := {*self.column_names, *KEYS})):
+            raise UserError(f"{name}.columns has {column!r}; expected of {', '.join(sorted(names))}")
+        for speaker, role in self.roles.items():
+            if role not in ROLES:
+                raise UserError(f"{name}.roles has {speaker!r}: {role!r}; there is no such role.{suggest(role, ROLES)}")
+
+    @property
+    def column_names(self) -> frozenset[str]:
+        """The columns that a record may have."""
+        return frozenset(column for one in self.formats for column in (*one.columns, *one.optional))
+
+    @property
+    def names(self) -> Names:
+        return Names(self.columns, self.roles)
 
     def document(self, turns: Turns, read: "Read") -> Document:
         """What is packed of a conversation of a record."""
@@ -154,7 +168,9 @@ class Examples(ABC):
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
         questions = Questions(tokenizer, self.held_out)
         limit, seen = f"{type(self).__name__}.seq = {self.seq}", set[bytes]()
-        remarks = Remarks(limit, self.duplicates, {*self.columns.values()})
+        remarks = Remarks(
+            limit, self.duplicates, {self.columns[name] for name in self.columns.keys() & self.column_names}
+        )
         for read, conversations in self._conversations():
             remarks.unread.difference_update(read.record)
             documents = tuple(
@@ -241,7 +257,7 @@ class Examples(ABC):
 
     def _conversations(self) -> Iterator[tuple["Read", tuple[Conversation | None, ...]]]:
         for read in self.records():
-            found = read_example(read.record, read.where, self.formats, self.columns)
+            found = read_example(read.record, read.where, self.formats, self.names)
             for start in range(0, len(found), self.sides):
                 yield read, found[start : start + self.sides]
 

@@ -7,15 +7,8 @@ from typing import Any
 
 from axon.data.records import Record
 from axon.errors import UserError
-
-Message = dict[str, Any]
-SPEAKERS = {
-    "system": "system",
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "model", "bing", "chatgpt"), "assistant"),
-    **dict.fromkeys(("tool", "observation"), "tool"),
-}
-"""Who speaks in ShareGPT's form → the role."""
+from axon.tune.column_names import suggested_columns
+from axon.tune.turns import TURNS, Malformed, Message, Names, openai_tools, openai_turns
 
 
 @dataclass(frozen=True)
@@ -27,6 +20,7 @@ class Conversation:
 
 
 Reader = Callable[[Record], tuple[Conversation, ...]]
+NAMES = Names()
 
 
 @dataclass(frozen=True)
@@ -42,42 +36,47 @@ class Format:
 
 
 def read_example(
-    record: Record, where: str, formats: Sequence[Format], names: Mapping[str, str]
+    record: Record, where: str, formats: Sequence[Format], names: Names = NAMES
 ) -> tuple[Conversation, ...]:
     """The conversations of a record by the first format that fits: as many as an example of its kind has, or
     pairs of the chosen and the rejected one.
 
     Args:
-        where: the record, for messages. names: column of a format → what it is called in the record.
+        where: the record, for messages. names: what the record calls columns, keys of messages, and roles.
 
     Raises `UserError` for columns that fit no format, or a value of another shape.
     """
-    columns = {ours: names.get(ours, ours) for one in formats for ours in (*one.columns, *one.optional)}
+    columns = {ours: names.column(ours) for one in formats for ours in (*one.columns, *one.optional)}
     known = {ours: record[column] for ours, column in columns.items() if record.get(column) is not None}
     for one in formats:
         if known.keys() >= {*one.columns}:
             try:
-                return one.read(known)
-            except _Malformed as error:
+                return one.read(_with_turns(known, names))
+            except Malformed as error:
                 column, expected = error.args
                 raise UserError(
                     f"{where}: column {columns[column]!r} has {record[columns[column]]!r:.80}; expected {expected}"
                 ) from None
     expected = "; ".join(map(str, formats))
-    mapping = {formats[0].columns[0]: next(iter(record), "name")}
+    mapping = suggested_columns(record, [one.columns for one in formats], names)
     raise UserError(
         f"{where}: the columns are {', '.join(map(repr, record)) or 'none'}; expected one of: {expected}. Say what "
         f"they are called here by the field columns, as {mapping}"
     )
 
 
-class _Malformed(Exception):
-    """The column, and what is expected in it."""
+def _with_turns(record: Record, names: Names) -> Record:
+    """The record, with each of its messages in OpenAI's form."""
+    turns = {column: openai_turns(record[column], column, names) for column in TURNS if column in record}
+    ranked = record.get("ranked")
+    if isinstance(ranked, list):
+        turns["ranked"] = [openai_turns(one, "ranked", names) for one in ranked]
+    return {**record, **turns}
 
 
 def _text(record: Record, column: str) -> str:
     if not isinstance(value := record[column], str):
-        raise _Malformed(column, "a text")
+        raise Malformed(column, "a text")
     return value
 
 
@@ -86,12 +85,10 @@ def _messages(record: Record, column: str, role: str | None = None) -> tuple[Mes
     value = record[column]
     if role is not None and isinstance(value, str):
         return ({"role": role, "content": value},)
-    if not isinstance(value, list) or not all(
-        isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in value
-    ):
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
         also = "a text, or " if role else ""
-        raise _Malformed(column, f'{also}messages as [{{"role": "user", "content": "…"}}]')
-    return tuple(dict(one) for one in value)
+        raise Malformed(column, f'{also}messages as [{{"role": "user", "content": "…"}}]')
+    return tuple(value)
 
 
 def _with_system(record: Record, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -101,31 +98,17 @@ def _with_system(record: Record, messages: Sequence[Message]) -> tuple[Message, 
 
 
 def _tools(record: Record) -> tuple[Mapping[str, Any], ...]:
-    value = record.get("tools", ())
-    if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
-        raise _Malformed("tools", "a list of tools, as OpenAI's")
-    return tuple(value)
+    return openai_tools(record["tools"]) if "tools" in record else ()
 
 
-def _openai(record: Record) -> tuple[Conversation, ...]:
-    return (Conversation(_messages(record, "messages"), _tools(record)),)
+def _chat(column: str) -> Reader:
+    """A reader of whole chats in a column."""
+    return lambda record: (Conversation(_with_system(record, _messages(record, column)), _tools(record)),)
 
 
 def _completion(record: Record) -> tuple[Conversation, ...]:
     prompt = _with_system(record, _messages(record, "prompt", "user"))
     return (Conversation((*prompt, *_messages(record, "completion", "assistant")), _tools(record)),)
-
-
-def _sharegpt(record: Record) -> tuple[Conversation, ...]:
-    turns = record["conversations"]
-    expected = f'turns as [{{"from": "human", "value": "…"}}], from one of {", ".join(SPEAKERS)}'
-    if not isinstance(turns, list) or not all(
-        isinstance(turn, Mapping) and turn.get("from") in SPEAKERS and isinstance(turn.get("value"), str)
-        for turn in turns
-    ):
-        raise _Malformed("conversations", expected)
-    messages = [{"role": SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns]
-    return (Conversation(_with_system(record, messages), _tools(record)),)
 
 
 def _alpaca(record: Record) -> tuple[Conversation, ...]:
@@ -136,11 +119,13 @@ def _alpaca(record: Record) -> tuple[Conversation, ...]:
 
 
 def _pair(record: Record) -> tuple[Conversation, ...]:
+    """Two answers to a prompt, or to the messages of `conversations`; without either whole chats."""
+    record = {"prompt": record["conversations"], **record} if "conversations" in record else record
     prompt = _with_system(record, _messages(record, "prompt", "user")) if "prompt" in record else ()
     role = "assistant" if prompt else None
     chosen, rejected = (_messages(record, side, role) for side in ("chosen", "rejected"))
     if chosen == rejected:
-        raise _Malformed("rejected", "another answer than the chosen one: leave the record out")
+        raise Malformed("rejected", "another answer than the chosen one: leave the record out")
     starts = bool(prompt) and chosen[: len(prompt)] == prompt  # whole chats beside their prompt
     before = () if starts else prompt
     return tuple(Conversation((*before, *side), _tools(record)) for side in (chosen, rejected))
@@ -149,17 +134,22 @@ def _pair(record: Record) -> tuple[Conversation, ...]:
 def _labelled(record: Record) -> tuple[Conversation, ...]:
     """A prompt, and the answer to it that the label is of."""
     if not isinstance(record["label"], bool) and record["label"] not in (0, 1):
-        raise _Malformed("label", "true for a desirable answer, or false")
+        raise Malformed("label", "true for a desirable answer, or false")
     prompt = _with_system(record, _messages(record, "prompt", "user"))
     answer = _messages(record, "completion", "assistant")
     return Conversation(prompt, _tools(record)), Conversation(answer)
 
 
-def _labelled_chat(record: Record) -> tuple[Conversation, ...]:
-    messages = _messages(record, "messages")
-    if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise _Malformed("messages", "a prompt, and last the assistant's answer")
-    return _labelled({**record, "prompt": [*messages[:-1]], "completion": [messages[-1]]})
+def _labelled_chat(column: str) -> Reader:
+    """A reader of whole chats in a column, of which the label is of the last answer."""
+
+    def read(record: Record) -> tuple[Conversation, ...]:
+        messages = _messages(record, column)
+        if len(messages) < 2 or messages[-1]["role"] != "assistant":
+            raise Malformed(column, "a prompt, and last the assistant's answer")
+        return _labelled({**record, "prompt": [*messages[:-1]], "completion": [messages[-1]]})
+
+    return read
 
 
 def _texts(record: Record) -> tuple[Conversation, ...]:
@@ -170,7 +160,7 @@ def _texts(record: Record) -> tuple[Conversation, ...]:
 
 def _labelled_text(record: Record) -> tuple[Conversation, ...]:
     if not isinstance(record["label"], str | int):
-        raise _Malformed("label", "the name of a class, or its number")
+        raise Malformed("label", "the name of a class, or its number")
     message = {"role": "user", "content": _text(record, "text"), "label": record["label"]}
     pair = {"text_pair": _text(record, "text_pair")} if "text_pair" in record else {}
     return (Conversation((message | pair,)),)
@@ -180,31 +170,32 @@ def _ranked(record: Record) -> tuple[Conversation, ...]:
     """Each pair of a list of answers, the best first."""
     answers = record["ranked"]
     if not isinstance(answers, list) or len(answers) < 2:
-        raise _Malformed("ranked", "a list of two answers or more, the best first")
+        raise Malformed("ranked", "a list of two answers or more, the best first")
     sides = ({"chosen": better, "rejected": worse} for better, worse in combinations(answers, 2))
     try:
         return tuple(one for side in sides for one in _pair(dict(record) | side))
-    except _Malformed as error:
-        raise _Malformed("ranked", f"of each of its answers {error.args[1]}") from None
+    except Malformed as error:
+        raise Malformed("ranked", f"of each of its answers {error.args[1]}") from None
 
 
 CHATS = (
-    Format(("messages",), ("tools",), _openai),
-    Format(("conversations",), ("system", "tools"), _sharegpt),
+    Format(("messages",), ("system", "tools"), _chat("messages")),
+    Format(("conversations",), ("system", "tools"), _chat("conversations")),
     Format(("prompt", "completion"), ("system", "tools"), _completion),
     Format(("instruction", "output"), ("input", "system"), _alpaca),
 )
 """Formats of one conversation: OpenAI's, ShareGPT's, a prompt with its completion, Alpaca's."""
 
 PAIRS = (
-    Format(("chosen", "rejected"), ("prompt", "system", "tools"), _pair),
+    Format(("chosen", "rejected"), ("prompt", "conversations", "system", "tools"), _pair),
     Format(("prompt", "ranked"), ("system", "tools"), _ranked),
 )
 """Formats of pairs of conversations, of which the first is preferred."""
 
 LABELLED = (
     Format(("prompt", "completion", "label"), ("system", "tools"), _labelled),
-    Format(("messages", "label"), ("tools",), _labelled_chat),
+    Format(("messages", "label"), ("system", "tools"), _labelled_chat("messages")),
+    Format(("conversations", "label"), ("system", "tools"), _labelled_chat("conversations")),
 )
 """Formats of a prompt and an answer, which is desirable or not, as two conversations."""
 

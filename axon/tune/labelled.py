@@ -45,8 +45,8 @@ class Labelled(Examples):
 
     def _conversations(self) -> Iterator[tuple[Read, tuple[Conversation | None, ...]]]:
         records = list(self.records())
-        read = [read_example(one.record, one.where, self.formats, self.columns) for one in records]
-        labels = [bool(one.record[self.columns.get("label", "label")]) for one in records]
+        read = [read_example(one.record, one.where, self.formats, self.names) for one in records]
+        labels = [bool(one.record[self.names.column("label")]) for one in records]
         others = self._others(records, [prompt for prompt, _ in read], labels)
         for number, (one, (prompt, answer), label) in enumerate(zip(records, read, labels, strict=True)):
             own = _answered(prompt, answer)

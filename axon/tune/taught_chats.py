@@ -88,7 +88,7 @@ class TaughtChats(Chats):
 
     def _rows(self, read: Read, column: str, count: int) -> np.ndarray:
         """A column as `count top`. Raises `UserError` for another shape."""
-        name = self.columns.get(column, column)
+        name = self.names.column(column)
         rows = read.record[name]
         if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
             raise UserError(f"{read.where}: column {name!r} has {rows!r:.80}; expected a list of lists of numbers")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from axon.config import dump, load
-from axon.data import Bpe, FeedContext, JsonLines, Parquet
+from axon.data import Bpe, FeedContext, JsonLines, Parquet, TokenizerFile
 from axon.errors import UserError
 from axon.observe.lines import read_lines
 from axon.run import Evaluation, program
@@ -24,6 +24,7 @@ from axon.tune.formats import CHATS, Conversation, read_example
 from axon.tune.packing import Document, Example, batch_of, packed
 from axon.tune.questions import normalised
 from axon.tune.split import Split
+from axon.tune.turns import Names
 
 USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -45,10 +46,10 @@ def silent(line):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_one_conversation_has_many_shapes(name):
-    assert read_example(SHAPES[name], "here", CHATS, {}) == (Conversation((SYSTEM, USER, ANSWER)),)
+    assert read_example(SHAPES[name], "here", CHATS) == (Conversation((SYSTEM, USER, ANSWER)),)
     renamed = {f"their_{column}": value for column, value in SHAPES[name].items()}
     names = {column: f"their_{column}" for column in SHAPES[name]}
-    assert read_example(renamed, "here", CHATS, names) == (Conversation((SYSTEM, USER, ANSWER)),)
+    assert read_example(renamed, "here", CHATS, Names(names)) == (Conversation((SYSTEM, USER, ANSWER)),)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_one_conversation_has_many_shapes(name):
     [
         (
             {"question": "a", "answer": "b"},
-            ("file:3", "'question', 'answer'", "messages; ", "instruction and output", "columns"),
+            ("file:3", "'question', 'answer'", "messages; ", "{'prompt': 'question', 'completion': 'answer'}"),
         ),
         ({"messages": "text"}, ("file:3", "'messages'", "'text'", '"role": "user"')),
         ({"conversations": [{"from": "nobody", "value": "x"}]}, ("file:3", "'conversations'", "nobody", "human")),
@@ -66,7 +67,7 @@ def test_one_conversation_has_many_shapes(name):
 )
 def test_columns_that_are_not_understood_are_named_with_the_place_and_the_remedy(record, said):
     with pytest.raises(UserError) as error:
-        read_example(record, "file:3", CHATS, {})
+        read_example(record, "file:3", CHATS)
     for part in said:
         assert part in str(error.value)
 
@@ -310,9 +311,14 @@ def test_its_file_is_the_same_tree(tuned, tmp_path):
     ("records", "fields", "said"),
     [
         ([{"messages": [USER]}], {}, ("x.jsonl:1", "nothing is learned", "assistant")),
-        ([{"messages": [{"role": "robot", "content": "x"}, ANSWER]}], {}, ("x.jsonl:1", "messages[0].role", "'robot'")),
+        (
+            [{"messages": [{"role": "robot", "content": "x"}, ANSWER]}],
+            {},
+            ("x.jsonl:1", "'robot'", "roles", "{'robot': 'user'}"),
+        ),
         ([SHAPES["texts"]], {"seq": 4}, ("Chats.sources", "train", "Chats.seq 4")),
         ([SHAPES["texts"]], {"columns": {"question": "q"}}, ("Chats.columns", "'question'", "messages")),
+        ([SHAPES["texts"]], {"roles": {"Bot": "asistant"}}, ("Chats.roles", "'Bot'", "Did you mean 'assistant'")),
         ([SHAPES["texts"]], {"sources": ()}, ("Chats.sources", "JsonLines")),
         ([SHAPES["texts"]], {"weights": (1, 2)}, ("Chats.weights", "2 numbers", "1 sources")),
         ([SHAPES["texts"]], {"weights": (0.0,)}, ("Chats.weights", "positive")),
@@ -323,6 +329,26 @@ def test_mistakes_are_named_by_place_and_remedy(records, fields, said, tmp_path,
         chats(tmp_path / "x.jsonl", records, **fields).prepare(silent)
     for part in said:
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('only ' + messages[0].role) }}", "x.jsonl:1: .*only system"),
+        ("{{ messages[0].content.nothing.more }}", "x.jsonl:1: .*template"),
+        (
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            r"x.jsonl:1: messages\[0\]: .*leaves out",
+        ),
+    ],
+)
+def test_what_a_template_refuses_or_leaves_out_is_named_by_its_record(template, said, tmp_path, caches):
+    records = [SHAPES["texts"]]
+    built = chats(tmp_path / "x.jsonl", records)
+    built.prepare(silent).tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=said):
+        replace(built, tokenizer=TokenizerFile(str(tmp_path / "tokenizer.json"))).prepare(silent)
 
 
 def test_answers_are_asked_of_data_that_have_questions(tiny, few):

@@ -26,6 +26,12 @@ SHAPES = {
     "texts": {"prompt": "hi", "chosen": "ho", "rejected": "hu"},
     "messages": {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
     "whole chats": {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    "a message each": {"prompt": [USER], "chosen": GOOD, "rejected": BAD},
+    "LLaMA-Factory's": {
+        "conversations": [{"from": "human", "value": "hi"}],
+        "chosen": {"from": "gpt", "value": "ho"},
+        "rejected": {"from": "gpt", "value": "hu"},
+    },
     "whole chats beside their prompt": {"prompt": "hi", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
 }
 
@@ -42,15 +48,15 @@ def comparisons(path, records, **fields):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_one_pair_has_many_shapes(name):
-    assert read_example(SHAPES[name], "here", PAIRS, {}) == (Conversation((USER, GOOD)), Conversation((USER, BAD)))
+    assert read_example(SHAPES[name], "here", PAIRS) == (Conversation((USER, GOOD)), Conversation((USER, BAD)))
 
 
 def test_a_ranked_list_is_each_pair_of_its_answers_in_one_split(tmp_path, rng, caches):
     letters = ["".join(rng.choice([*"abcd"], size=5)) + end for end in "wxyz"]
     records = [{"system": "s", "prompt": f"{number}", "ranked": letters} for number in range(20)]
     pairs = [{"system": "s", "prompt": "0", "chosen": a, "rejected": b} for a, b in combinations(letters, 2)]
-    expected = tuple(side for one in pairs for side in read_example(one, "here", PAIRS, {}))
-    assert read_example(records[0], "here", PAIRS, {}) == expected
+    expected = tuple(side for one in pairs for side in read_example(one, "here", PAIRS))
+    assert read_example(records[0], "here", PAIRS) == expected
     prepared = comparisons(tmp_path / "x.jsonl", records, seq=128, held_out=0.5).prepare(silent)
     places = {name: [one.where for one in split.examples] for name, split in prepared.splits.items()}
     assert sorted(map(places["train"].count, {*places["train"]})) == [6] * len({*places["train"]})

@@ -62,6 +62,7 @@ GPUS = (
     _linked(_described("a100", "NVIDIA A100-SXM4-80GB", 312e12, 85100068864, 2.03904e12, AMPERE, INT8), 300e9, 25e9),
     _linked(_described("h100", "NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.35232e12, HOPPER, TILED), 450e9, 50e9),
     _linked(_described("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, HOPPER, TILED), 450e9, 50e9),
+    _linked(_on_sheet("h800", "NVIDIA H800", 989.4e12, 80e9, 3.35e12, TILED), 200e9, 50e9),
     _linked(_on_sheet("a100-40gb", "NVIDIA A100-SXM4-40GB", 312e12, 42331013120, 1.5552e12, INT8), 300e9, 25e9),
     _on_sheet("a100-pcie", "NVIDIA A100 80GB PCIe", 312e12, 79050250240, 1.935e12, INT8),
     _on_sheet("a100-pcie-40gb", "NVIDIA A100-PCIE-40GB", 312e12, 40e9, 1.555e12, INT8),

@@ -71,12 +71,34 @@ class Target:
         return self.devices // self.slices if self.chip.torus else min(self.shape[-1], self.devices)
 
     def doubled(self) -> "Target":
-        """The target with twice as many chips: along the shortest dimension of a torus, or in twice as many hosts."""
+        """The target with twice as many chips: along a torus' last shortest dimension, or in twice as many hosts."""
         chip, shape = self.chip, list(self.shape)
         by_hosts = 0 if shape[-1] == chip.host else 1
-        place = shape.index(min(shape)) if chip.torus else by_hosts
+        place = len(shape) - 1 - shape[::-1].index(min(shape)) if chip.torus else by_hosts
         shape[place] *= 2
         return _named(chip, shape, self.slices)
+
+    def between(self, larger: "Target") -> list["Target"]:
+        """Machines between this one and `larger`, which has twice as many chips along one dimension or in hosts, the
+        smallest first, 7 at most; of a torus of three dimensions those that are multiples of 4."""
+        place = next(n for n, (own, more) in enumerate(zip(self.shape, larger.shape, strict=True)) if own != more)
+        chip, own = self.chip, self.shape[place]
+        step = max(1 if not chip.torus else 4, own // 8)
+        if (chip.torus and (chip.torus < 3 or own % 4)) or (not chip.torus and place):
+            return []  # of a slice of two dimensions sides are powers of two, as are the GPUs of a host
+        counts = range(own + step, larger.shape[place], step)
+        return [_named(chip, (*self.shape[:place], n, *self.shape[place + 1 :]), self.slices) for n in counts]
+
+    def of_chip(self, chip: Chip) -> "Target | None":
+        """A machine of as many devices of another chip, if there is one: hosts that are full, or a slice whose sides
+        are powers of two."""
+        if not chip.torus:
+            gpus = min(self.devices, chip.host)
+            return None if self.devices % gpus else _named(chip, (self.devices // gpus, gpus), 1)
+        one = _named(chip, (1,) * chip.torus, 1)
+        while one.devices < self.devices:
+            one = one.doubled()
+        return one if one.devices == self.devices else None
 
     def resized(self, devices: int) -> "Target":
         """The machine with so many devices: of TPUs a part of a slice, halved along its longest dimension again and

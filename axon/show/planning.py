@@ -120,8 +120,8 @@ def _none_fits(target: Target, dropped: Sequence[Dropped]) -> UserError:
 
 def read_question(question: Question) -> tuple[Train, Planner]:
     """The run, and the search for its plans. Raises as `plan_config`."""
-    target = question.target
     tree: Train = replace(load(question.config, [*question.overrides, *question.pins]).tree, plan=None)
+    target = question.target  # whose chip may be of a module that the config imports
     bandwidths = question.links and Bandwidths.read(question.links, target)
     return tree, planner_of(tree, target, _pins(tree, question.pins), bandwidths)
 

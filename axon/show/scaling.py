@@ -27,8 +27,9 @@ def scale_config(question: Question, sizes: str, failures: Failures, say: Callab
     batch. Raises as `axon.show.planning.plan_config`, and `UserError` for sizes that are none or that no such machine
     has.
     """
-    machines = [question.target.resized(count) for count in _doubled(sizes)]
+    counts = [*_doubled(sizes)]
     tree, start = read_question(question)
+    machines = [start.target.resized(count) for count in counts]
     return scaling(start, machines, failures, lambda one, batch: resized(start, tree, one, batch), say)
 
 

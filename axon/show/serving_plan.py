@@ -1,7 +1,7 @@
 """`axon plan` on serving: engines for a workload, as a table, as JSON and as a file to serve."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -58,23 +58,30 @@ def plan_serving(question: Question, traffic: Path, count: int) -> ServingPlans:
     Raises `ConfigError` and `UserError` for what a person has to change: a target or a format that there is not, a
     field of the workload, a model that fits nowhere, latencies that no plan holds, a part that is not predicted.
     """
-    workload, target = Workload.read(traffic), question.target
+    workload = Workload.read(traffic)
     for name in question.formats:
         if name not in FORMATS:
             raise UserError(f"--format {name}: must be a format of Serve.weights.{suggest(name, FORMATS)}")
     changes = [(f"Serve.weights={name!r}",) for name in dict.fromkeys(question.formats)] or [()]
     trees = [load(question.config, [*question.overrides, *change], root="Serve").tree for change in changes]
+    target = question.target  # whose chip may be of a module that the config imports
+    planner, refused = _planner(trees, target, workload)
+    if question.links:
+        planner = replace(planner, bandwidths=Bandwidths.read(question.links, target))
+    plans, missed = planner.best()
+    if not plans:
+        raise serving_refusal(planner, missed, lambda one: bool(_planner(trees, one, workload)[0].best()[0]))
+    without = [WithoutPlan(one.kind.weights, one.kind.tensor, one.unmet) for one in missed]
+    return ServingPlans(question, target, tuple(plans[:count]), (*without, *refused))
+
+
+def _planner(trees: Sequence[Serve], target: Target, workload: Workload) -> tuple[ServingPlanner, list[WithoutPlan]]:
+    """The search on a machine, and the engines that the model refuses."""
     tried = [kind for tree in trees for kind in _kinds(tree, target)]
     kinds = [kind for kind in tried if isinstance(kind, EngineKind)]
     _check_length(kinds[0], workload)
-    bandwidths = Bandwidths.read(question.links, target) if question.links else Bandwidths.of(target)
-    planner = ServingPlanner(kinds, target, bandwidths, workload)
-    plans, missed = planner.best()
-    if not plans:
-        raise serving_refusal(planner, missed)
-    without = [WithoutPlan(one.kind.weights, one.kind.tensor, one.unmet) for one in missed]
     refused = [kind for kind in tried if isinstance(kind, WithoutPlan)]
-    return ServingPlans(question, target, tuple(plans[:count]), (*without, *refused))
+    return ServingPlanner(kinds, target, Bandwidths.of(target), workload), refused
 
 
 def _kinds(tree: Serve, target: Target) -> Iterator[EngineKind | WithoutPlan]:

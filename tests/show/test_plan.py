@@ -110,6 +110,19 @@ def test_a_mistake_is_answered_with_what_to_change(config, on, pins, part):
     assert part in str(raised.value)
 
 
+def test_a_chip_of_ones_own_is_a_value_in_a_file_that_the_config_imports(config, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    chip = "from dataclasses import replace\nfrom axon.chips import CHIPS as KNOWN\n"
+    chip += 'CHIPS = (replace(KNOWN["h100"], name="h100-twice", peak=2 * KNOWN["h100"].peak),)\n'
+    (tmp_path / "chip_of_ones_own.py").write_text(chip)
+    config.write_text(f"import chip_of_ones_own\n{config.read_text()}")
+    own, known = (
+        plan_config(Question(config, f"{name}:2", (), ("Layout.zero=0",)), 1) for name in ("h100-twice", "h100")
+    )
+    assert own.target.chip.peak == 2 * known.target.chip.peak
+    assert own.plans[0].seconds.total < known.plans[0].seconds.total
+
+
 def test_a_plan_says_which_rows_are_not_the_defaults():
     rows = {"wide": "tensor", "taps": None, "heads": None, "seq.residual": ("context", "tensor")}
     assert mesh_text(Layout({"data": 2, "tensor": 4}, rows)) == "data 2 × tensor 4, seq, wide split, heads whole"

@@ -8,7 +8,6 @@ from typing import Any
 
 from axon.axes import Execution
 from axon.chips.target import Target
-from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn.remat import describe
 from axon.plan.predict.links import Bandwidths
@@ -114,8 +113,8 @@ class Planner:
         """Bytes of the state that lie on a device, at least."""
         return sum(size for kind, size in state.items() if kind not in away(self.space.smallest_execution))
 
-    def smallest(self) -> Plan:
-        """What would take least memory, whether it fits or not. Raises `UserError` where nothing divides."""
+    def smallest(self) -> Plan | None:
+        """What would take least memory, whether it fits or not; None where no layout divides batch and widths."""
         found = None
         for layout in self.space.layouts():
             split = self.split(layout)
@@ -124,8 +123,6 @@ class Planner:
                 used = memory(shards)
                 if found is None or used.total < found.memory.total:
                     found = self._plan(shards, used)
-        if found is None:
-            raise UserError(f"no layout divides {self.target.devices} devices so")
         return found
 
     def split(self, layout: Layout) -> Split:

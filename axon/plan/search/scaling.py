@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from axon.chips.target import Target
-from axon.errors import UserError
 from axon.plan.predict.failures import Failures
 from axon.plan.predict.memory import GIB
 from axon.plan.search.plans import Plan, Planner
@@ -92,11 +91,9 @@ def _best(planner: Planner) -> tuple[Plan | None, str]:
         return found[0], ""
     if planner.ranked:
         return None, "the program refuses all that fit"
-    try:
-        least = planner.smallest().memory.total
-    except UserError:
+    if (least := planner.smallest()) is None:
         return None, "no layout divides batch and widths so, with the pins"
-    return None, f"takes {least / GIB:.1f} GiB of a device at least, of {planner.room / GIB:.1f}"
+    return None, f"takes {least.memory.gib:.1f} GiB of a device at least, of {planner.room / GIB:.1f}"
 
 
 def _described(point: Point) -> str:

@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planning import mixture, program
 
 from axon.axes import Execution
@@ -12,6 +14,7 @@ from axon.chips import CHIPS
 from axon.chips.target import Target
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.nn.router import Routing
 from axon.parallel.pipeline import Interleaved, OneFOneB, ZeroBubbleH1
 from axon.plan.predict.memory import memory
 from axon.plan.predict.policies import offloads_of
@@ -21,12 +24,18 @@ from axon.plan.predict.work import Work
 from axon.plan.search import Pins, Planner
 from axon.plan.search.plans import ROOM
 from axon.plan.search.reasons import why_not
-from axon.plan.search.refusals import refusal
+from axon.plan.search.refusals import refusal, would_fit
 from axon.plan.search.space import Space
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.gemma import Gemma
+from models.llama import Llama
+from models.mixtral import Mixtral
+from models.qwen3_next import Qwen3Next
 
 POLICIES = ("none", "full")
+EXPERTS = {"routing": Routing(experts=4, top_k=2)}
+DELTA = {"shared": 32, "delta_heads": 4, "per_head": 2, "key_dim": 16, "value_dim": 16}
 
 
 def on(name, memory=None):
@@ -90,29 +99,48 @@ def test_less_memory_never_makes_a_faster_plan(dense):
     assert times == sorted(times)
 
 
-@pytest.mark.few(seed=(0, 1))
-@pytest.mark.parametrize("seed", range(4))
-def test_a_plan_for_any_model_and_machine_is_built_by_the_real_program(seed):
-    drawn = random.Random(seed)
-    heads = drawn.choice([4, 6, 8])
-    sizes = {
-        "heads": heads,
-        "kv_heads": drawn.choice([1, 2, heads]),
-        "layers": drawn.choice([2, 3, 5]),
-        "mlp": drawn.choice([96, 128]),
-        "vocab": drawn.choice([500, 512]),
-    }
-    made = drawn.choice([program, mixture])(batch=drawn.choice([8, 12, 32]), **sizes)
-    target = on(drawn.choice(["v5e:2x4", "h100:2x2", "v5p:2x2x1", "h100:3x4"]))
-    found = planner(made, target)
-    plans = found.best(4)
-    assert plans
-    assert [one.seconds.total for one in plans] == sorted(one.seconds.total for one in plans)
-    for plan in plans:
-        assert found.accept(plan)
-        assert plan.memory.total <= found.room
-    refused = [one for one in found.ranked[:40] if not found.accept(one)]
-    assert len(refused) <= 10, [one.layout for one in refused]
+SIZES = {
+    "heads": st.sampled_from([4, 6, 8]),
+    "layers": st.sampled_from([2, 3, 5]),
+    "mlp": st.sampled_from([96, 128]),
+    "vocab": st.sampled_from([500, 512]),
+}
+PINS = (
+    st.builds(lambda zero: {"zero": zero}, st.sampled_from([0, 1, 2, 3]))
+    | st.builds(lambda axis, size: {"mesh": {axis: size}}, st.sampled_from(["tensor", "pipe"]), st.sampled_from([1, 2]))
+    | st.builds(lambda count: {"microbatches": count}, st.sampled_from([1, 2, 4]))
+)
+
+
+@st.composite
+def searches(draw):
+    """A search for a model of any family and size, batch, machine and pins."""
+    sizes = {name: draw(one) for name, one in SIZES.items()}
+    sizes["kv_heads"] = draw(st.sampled_from([1, 2, sizes["heads"]]))
+    family = draw(st.sampled_from([Llama, Mixtral, Gemma, Qwen3Next]))
+    others = {Mixtral: EXPERTS, Gemma: {"window": 64}, Qwen3Next: EXPERTS | DELTA}.get(family, {})
+    base = program(batch=draw(st.sampled_from([8, 12, 32])), family=family, **sizes, **others)
+    target = on(draw(st.sampled_from(["v5e:2x4", "h100:2x2", "v5p:2x2x1", "h100:3x4"])))
+    return planner(base, target, Pins(layout=draw(st.just({}) | PINS)))
+
+
+@pytest.mark.parametrize("examples", [1, pytest.param(8, marks=[pytest.mark.full, pytest.mark.draws(1)])])
+def test_a_plan_for_any_model_machine_and_pins_is_built_by_the_real_program(examples):
+    @settings(max_examples=examples)
+    @given(searches())
+    def holds(found):
+        plans, pins = found.best(4), found.space.pins
+        if not plans:
+            assert not found.ranked
+            assert found.target.name in str(refusal(found))
+        assert [one.seconds.total for one in plans] == sorted(one.seconds.total for one in plans)
+        for plan in plans:
+            assert found.accept(plan)
+            assert plan.memory.total <= found.room
+            assert pins.allow_mesh(plan.layout.mesh)
+            assert all(vars(plan.layout)[name] == value for name, value in pins.layout.items() if name != "mesh")
+
+    holds()
 
 
 def test_a_runner_up_says_what_made_it_lose(dense):
@@ -205,6 +233,22 @@ def test_a_model_that_fits_nowhere_is_told_what_dominates_and_what_would_fit(den
     with pytest.raises(UserError, match=r"nothing fits h100:2.*GiB.*it would fit h100:") as raised:
         raise refusal(planner(dense, on("h100:2", 16 * 2**20)))
     assert any(part in str(raised.value) for part in ("optimizer", "parameters", "gradients", "at work"))
+
+
+def test_the_smallest_machine_that_something_fits_is_named_and_one_of_another_chip():
+    for target, fewest, named in (
+        ("h100:2x8", 80, "h100:10x8"),
+        ("h100:1x2", 8, "h100:1x8"),
+        ("v5p:4x4x4", 300, "v5p:8x8x8"),
+        ("v5p:8x8x8", 700, "v5p:8x8x12"),
+        ("v5e:4x4", 40, "v5e:8x8"),
+    ):
+        told = would_fit(on(target), lambda one, fewest=fewest: one.devices >= fewest)
+        assert told == f"it would fit {named}"
+    assert would_fit(on("h100:3x8"), lambda one: one.chip.name == "h200") == (
+        "no number of such chips is enough, and as many devices of h200:3x8"
+    )
+    assert would_fit(on("v5e:4x4"), lambda one: one.chip.name == "v5p").endswith("and as many devices of v5p:2x2x4")
 
 
 def test_a_batch_that_nothing_divides_is_told():

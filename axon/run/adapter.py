@@ -5,7 +5,7 @@ from typing import Any
 from axon.axes import ArraySpec
 from axon.checkpoint.huggingface.hub import model_folder
 from axon.checkpoint.huggingface.load import check_weights, load
-from axon.checkpoint.huggingface.model import HubModel, open_model
+from axon.checkpoint.huggingface.model import HubModel, check_base, open_model
 from axon.checkpoint.huggingface.peft import FACTORS, Adapter, Factors, factors_of, open_adapter
 from axon.checkpoint.huggingface.pieces import Pieces, pieces_of
 from axon.checkpoint.huggingface.tables import table_for
@@ -55,7 +55,7 @@ def read_factors(source: str, base: HubModel | None, runtime: Runtime) -> dict[s
     """
     adapter = open_adapter(source, model_folder(source))
     if base is not None:
-        adapter.check_base(base.digest(), base.name)
+        check_base(adapter, base)
     if any(one.principal for one in runtime.operands.values() if isinstance(one, AdaptedWeight)):
         raise UserError(
             f"InitFrom.adapter = {source!r} is beside the weights of its model, of which LoRA.init = 'pissa' takes a "

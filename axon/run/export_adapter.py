@@ -57,7 +57,7 @@ def _write(run: str, folder: Path, base: str | None, report: Report) -> str:
         "lora_dropout": 0.0,
     }
     folder.mkdir(exist_ok=True)
-    write_adapter(folder, factors, Theirs(factors.pieces, fetch_from(values)), settings, hub.digest())
+    write_adapter(folder, factors, Theirs(factors.pieces, fetch_from(values)), settings, hub.whole_digest)
     return f"{len(factors.pieces.shapes) // (2 + lora.dora)} adapted matrices of {hub.name}"
 
 

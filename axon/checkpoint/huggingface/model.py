@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flax import nnx
 from axon.axes.array_spec import ArraySpec
 from axon.checkpoint.huggingface.config import read_config, read_fields, unknown_fields, value_at
 from axon.checkpoint.huggingface.copies import with_own_arrays
-from axon.checkpoint.huggingface.hub import CONFIG, model_folder
+from axon.checkpoint.huggingface.hub import ADAPTER, CONFIG, PREFIX, model_folder
 from axon.checkpoint.huggingface.load import as_read, check_weights, load, read_shard
 from axon.checkpoint.huggingface.peft import AdaptedWeights, Adapter, open_adapter
 from axon.checkpoint.huggingface.pieces import Pieces, numbered, pieces_of
@@ -47,9 +48,17 @@ class HubModel:
     remarks: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """Stands for the config, as far as it says the mathematics, and the weights."""
+        """Stands for the config, as far as it says the mathematics, and the weights' first rows."""
+        return self._fingerprint(self.weights.digest())
+
+    @cached_property
+    def whole_digest(self) -> str:
+        """Stands for the config, as far as it says the mathematics, and all the weights: see `Weights.whole_digest`."""
+        return self._fingerprint(self.weights.whole_digest())
+
+    def _fingerprint(self, weights: str) -> str:
         said = {name: repr(value_at(self.model, name)) for name in sorted(read_fields(self.table, self.config))}
-        return fingerprint(type(self.model).__name__, said, self.weights.digest())
+        return fingerprint(type(self.model).__name__, said, weights)
 
     def load(
         self, runtime: Runtime, vocab: int | None, each: Callable[[str, Any], Any] = as_read
@@ -111,12 +120,34 @@ def open_model(name: str) -> HubModel:
         return _opened(name, folder)
     adapter = open_adapter(name, folder)
     base_folder = model_folder(adapter.base)
-    adapter.check_base(_opened(adapter.base, base_folder).digest(), adapter.base)
+    check_base(adapter, _opened(adapter.base, base_folder))
     found = _opened(name, base_folder, adapter)
     found.pieces(found.model.build(), vocab_of(found.model))  # compares the adapter with the model's arrays
     return replace(
         found, remarks=(*found.remarks, f"{name}: an adapter of rank {adapter.rank}, merged into {adapter.base}")
     )
+
+
+def check_base(adapter: Adapter, model: HubModel) -> None:
+    """Raise `UserError` for an adapter that was trained beside another model, as far as that can be told: by the digest
+    that Axon writes; of others by the model that they name, by its numbers where it is a folder here, else by the
+    names where both are of the hub's."""
+    expected, name = adapter.base_digest, adapter.base
+    if expected is None and name.partition("@")[0] != model.name.partition("@")[0]:
+        folder = Path(name.removeprefix(PREFIX))
+        if folder.is_dir():
+            expected = _opened(name, folder).whole_digest if folder.resolve() != model.folder.resolve() else None
+        elif not Path(model.name.removeprefix(PREFIX)).exists():
+            raise UserError(
+                f"{adapter.name} is an adapter of another model than {model.name}: its {ADAPTER} names {name} "
+                "(base_model_name_or_path). Give that one, or write the other name there if they are the same"
+            )
+    if expected not in (None, model.whole_digest):
+        raise UserError(
+            f"{adapter.name} is an adapter of another model than {model.name}: it was trained beside {name}, of other "
+            f"config or weights; their digest is {expected}, and here {model.whole_digest}. Give the one that it was "
+            "trained beside"
+        )
 
 
 def _opened(name: str, folder: Path, adapter: Adapter | None = None) -> HubModel:

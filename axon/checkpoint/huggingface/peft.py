@@ -38,7 +38,7 @@ REPLACED = ".base_layer.weight"
 FACTORS = ("a", "b", "magnitude")
 """Ours, in the order of theirs; the last of DoRA alone."""
 
-BASE = "base"
+BASE = "base_digest"
 """Name in the file's metadata of the digest of the model that an adapter was trained beside."""
 
 PLAIN: Mapping[str, Kind] = {
@@ -95,13 +95,10 @@ class Adapter:
             found[stem.removeprefix(ROOT) + WEIGHT] = tuple(stem + end for end in whole[0])
         return found
 
-    def check_base(self, digest: str, name: str) -> None:
-        """Raise `UserError` if it says that it was trained beside another model than `name`, which has this digest."""
-        if (mine := self.weights.metadata(FILE).get(BASE)) not in (None, digest):
-            raise UserError(
-                f"{self.name} is an adapter of another model than {name}: the config and weights that it was trained "
-                f"beside have the digest {mine}, and these {digest}. Give the one that it was trained beside"
-            )
+    @property
+    def base_digest(self) -> str | None:
+        """`HubModel.whole_digest` of the model that it was trained beside, if Axon wrote it."""
+        return self.weights.metadata(FILE).get(BASE)
 
 
 def open_adapter(name: str, folder: Path) -> Adapter:
@@ -150,6 +147,9 @@ class AdaptedWeights(Weights):
                     f"{self._adapter.name} adapts {name} as {sides} by rank {rank}; it is {self.shape(name)} in "
                     f"{self.folder}, and the rank {self._adapter.rank}"
                 )
+
+    def whole_digest(self) -> str:
+        return f"{super().whole_digest()} {self._adapter.weights.whole_digest()}"
 
     def read(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
         if name not in self._adapter.factors:

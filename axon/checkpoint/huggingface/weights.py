@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ PARTS: Mapping[str, Any] = {
 """Dtypes as which weights in few bits are stored."""
 
 
+BLOCK = 2**24
+"""Bytes that are hashed at a time."""
+
+
 class Weights:
     """The arrays in a folder. `single`: the name of the file that has them all, if it is one.
 
@@ -40,7 +45,7 @@ class Weights:
     def __init__(self, folder: Path, single: str = SINGLE):
         self.folder, self._single = folder, single
         self._files: dict[str, Any] = {}
-        self._starts: dict[str, dict[str, int]] = {}
+        self._ranges: dict[str, dict[str, tuple[int, int]]] = {}
         self._where = self._index()
 
     @property
@@ -63,8 +68,30 @@ class Weights:
         """Metadata of a file, beside its arrays."""
         return self._open(file).metadata() or {}
 
+    def whole_digest(self) -> str:
+        """Stands for the names in the files, shapes, and every number, as stored; several arrays at a time."""
+        digest = hashlib.sha256()
+        files = sorted((stored, file) for file, stored in self._index().values())
+        with ThreadPoolExecutor() as pool:
+            for one in pool.map(lambda at: self._hashed(*at), files):
+                digest.update(one)
+        return digest.hexdigest()
+
+    def _hashed(self, stored: str, file: str) -> bytes:
+        """A digest of an array of a file, with its name, shape and dtype."""
+        found = self._open(file).get_slice(stored)
+        digest = hashlib.sha256(f"{stored} {found.get_shape()} {found.get_dtype()} ".encode())
+        start, end = self._ranges[file][stored]
+        with reading(self.folder / file), (self.folder / file).open("rb", buffering=0) as opened:
+            opened.seek(start)
+            while start < end and (read := opened.read(min(BLOCK, end - start))):
+                digest.update(read)
+                start += len(read)
+        return digest.digest()
+
     def digest(self) -> str:
-        """Stands for the names in the files, shapes, and the first row of each array."""
+        """Stands for the names in the files, shapes, and the first row of each array: for what is compared at every
+        start. Training changes nearly all rows; `whole_digest` tells apart what differs in few, too."""
         digest = hashlib.blake2b(digest_size=8)
         for stored, name in sorted((stored, name) for name, (_, stored) in self._where.items()):
             shape = self.shape(name)
@@ -105,7 +132,7 @@ class Weights:
         file, stored = self._where[name]
         dtype = np.dtype({**DTYPES, **PARTS}[self._slice(name).get_dtype()])
         per_row = math.prod(shape[1:]) * dtype.itemsize
-        out, start = np.empty((high - low) * per_row, np.uint8), self._starts[file][stored] + low * per_row
+        out, start = np.empty((high - low) * per_row, np.uint8), self._ranges[file][stored][0] + low * per_row
         with reading(self.folder / file), (self.folder / file).open("rb", buffering=0) as opened:
             done = 0
             while done < out.nbytes and (count := os.preadv(opened.fileno(), [out[done:]], start + done)):
@@ -131,7 +158,7 @@ class Weights:
             try:
                 with reading(path):
                     opened = safe_open(path, "numpy", backend="pread")
-                    self._starts[file] = _starts(path)
+                    self._ranges[file] = _ranges(path)
                     self._files[file] = opened
             except SafetensorError as error:
                 raise CheckpointError(f"{path} is damaged: {error}. Download or copy it again") from error
@@ -153,9 +180,10 @@ class Weights:
         )
 
 
-def _starts(path: Path) -> dict[str, int]:
-    """Name → the byte at which an array begins, of a file that the library has checked: length of a header, header."""
+def _ranges(path: Path) -> dict[str, tuple[int, int]]:
+    """Name → the bytes of an array, of a file that the library has checked: length of a header, header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
+    offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: (8 + length + start, 8 + length + end) for name, (start, end) in offsets.items()}

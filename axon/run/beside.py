@@ -12,16 +12,14 @@ from jax import Array
 
 from axon.checkpoint.huggingface.hub import ADAPTER, PREFIX, is_hub, model_folder
 from axon.checkpoint.huggingface.peft import open_adapter
-from axon.checkpoint.huggingface.pieces import pieces_of
-from axon.checkpoint.huggingface.tables import table_for
 from axon.checks import check_range
 from axon.disk import as_path
 from axon.errors import UserError
-from axon.model_config import vocab_of
 from axon.nn import parameters
 from axon.nn.lora import LoRA
 from axon.nn.multi_lora import MultiLoRA, Room
-from axon.run.adapter import factor_specs, lora_of, lora_of_run, read_factors
+from axon.path_patterns import listed
+from axon.run.adapter import adapted_pieces, factor_specs, lora_of, lora_of_run, read_factors
 from axon.run.trained import PARAMETERS, Report, Trained, TrainedHub, TrainedRun
 from axon.runtime import Runtime, flattened
 from axon.serve.adapters import ROOM, Adapter
@@ -50,6 +48,12 @@ def adapter_beside(source: str, trained: Trained) -> Beside:
     Raises `UserError` if there is none, or it is of another model, or more than two factors.
     """
     found = _adapter(source, trained)
+    if found.lora.others:
+        raise UserError(
+            f"{source} has other parameters of the model anew (modules_to_save, LoRA.others: "
+            f"{', '.join(listed(found.lora.others))}), and beside a model are factors alone: name it as the model, in "
+            "which it is merged"
+        )
     if found.lora.dora:
         raise UserError(
             f"{source} is an adapter of DoRA (LoRA.dora, use_dora), which scales the model's own products too, and "
@@ -139,8 +143,7 @@ class _OfPeft:
         folder = model_folder(source)
         if not (folder / ADAPTER).is_file():
             raise UserError(f"{source} is a model, and no adapter: it has no {ADAPTER}")
-        pieces = pieces_of(table_for(model), model.build(), vocab_of(model))
-        self.lora = lora_of(open_adapter(source, folder), pieces, name)
+        self.lora = lora_of(open_adapter(source, folder), adapted_pieces(model, self._hub), name)
 
     def read(self, runtime: Runtime, base: Mapping[str, Array]) -> dict[str, Array]:
         return read_factors(self._source, self._hub, runtime)

@@ -1,21 +1,24 @@
 """`axon export --adapter`: the adapters of a run as PEFT saves them, for the model that they were trained beside."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from axon.checkpoint.huggingface.hub import PREFIX, is_hub, model_folder
-from axon.checkpoint.huggingface.model import open_model
-from axon.checkpoint.huggingface.peft import write_adapter
+from axon.checkpoint.huggingface.model import HubModel, open_model
+from axon.checkpoint.huggingface.peft_factors import write_adapter
 from axon.checkpoint.huggingface.save import Theirs, fetch_from
 from axon.disk import atomic_folder, check_new, named
 from axon.errors import UserError
-from axon.run.adapter import factors_in, lora_of_run
+from axon.nn.lora import LoRA
+from axon.run.adapter import joined_in, lora_of_run
 from axon.run.folder import RunFolder
 from axon.run.init_from import InitFrom
 from axon.run.inspect import runtime_of
 from axon.run.pissa_adapter import beside_whole_weights
 from axon.run.trained import Report, TrainedRun, run_and_adapter
 from axon.run.tree import Train
-from axon.runtime import flattened
+from axon.runtime import Runtime, flattened
 
 
 def export_adapter(run: str, out: str | Path, base: str | None, report: Report) -> None:
@@ -45,7 +48,14 @@ def _write(run: str, folder: Path, base: str | None, report: Report) -> str:
     values = flattened(nested_values)
     if not lora.keeps_weights:
         lora, own, values = beside_whole_weights(run, lora, own, values, hub)
-    factors = factors_in(trained.train.model, own)
+    folder.mkdir(exist_ok=True)
+    return write_lora(folder, lora, own, values, hub)
+
+
+def write_lora(folder: Path, lora: LoRA, own: Runtime, values: Mapping[str, Any], hub: HubModel) -> str:
+    """The factors of a runtime with `lora`, and what trains beside them, as PEFT's two files in a folder, for the model
+    `hub`; `values`: its parameters by path. Returns how much it is, for a person."""
+    factors, values = joined_in(own, hub, values, lora.others)
     name = hub.name.removeprefix(PREFIX)
     settings = {
         "base_model_name_or_path": str(hub.folder.absolute()) if Path(name).exists() else name,
@@ -56,9 +66,10 @@ def _write(run: str, folder: Path, base: str | None, report: Report) -> str:
         "use_dora": lora.dora,
         "lora_dropout": 0.0,
     }
-    folder.mkdir(exist_ok=True)
     write_adapter(folder, factors, Theirs(factors.pieces, fetch_from(values)), settings, hub.whole_digest)
-    return f"{len(factors.pieces.shapes) // (2 + lora.dora)} adapted matrices of {hub.name}"
+    more = f" and {', '.join(factors.saved)}" if factors.saved else ""
+    count = (len(factors.pieces.shapes) - len(factors.saved)) // (2 + lora.dora)
+    return f"{count} adapted matrices{more} of {hub.name}"
 
 
 def _base(train: Train, run: str) -> str:

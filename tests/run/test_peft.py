@@ -4,6 +4,7 @@ of a run too; of another model none."""
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +13,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from axon.checkpoint.huggingface.peft import ROOT, factors_of
+from axon.checkpoint.huggingface.model import check_base, open_model
+from axon.checkpoint.huggingface.peft import ROOT, open_adapter
+from axon.checkpoint.huggingface.peft_factors import factors_of
 from axon.checkpoint.huggingface.pieces import pieces_of
 from axon.checkpoint.huggingface.tables import table_for
 from axon.config import load
@@ -22,6 +25,7 @@ from axon.nn import Routing
 from axon.nn.lora import LoRA
 from axon.nn.multi_lora import Room
 from axon.run import InitFrom, PeftLoRA, beside
+from axon.run.adapter import read_factors
 from axon.run.beside import ServedAdapters
 from axon.run.export_adapter import export_adapter
 from axon.run.inspect import evaluate_run, generate_text, logits_of
@@ -42,6 +46,7 @@ ADAPTED = {  # of the tiny Llama: outputs, inputs
     "model.layers.0.mlp.down_proj": (32, 64),
 }
 RANK, ALPHA = 3, 12.0
+PLACES = {"q_proj": "attention/query", "v_proj": "attention/value", "down_proj": "mlp/down"}
 
 
 def silent(line):
@@ -63,6 +68,8 @@ def peft(hub, tmp_path, rng):
             arrays[f"base_model.model.{name}.lora_B.weight"] = rng.normal(size=(outputs, RANK))
             if settings.get("use_dora"):
                 arrays[f"base_model.model.{name}.lora_magnitude_vector"] = rng.uniform(1, 2, size=outputs)
+        if settings.get("modules_to_save"):
+            arrays[f"{ROOT}model.norm.weight"] = rng.uniform(1, 2, size=32)
         if table:
             arrays["base_model.model.model.embed_tokens.lora_embedding_A"] = rng.normal(size=(RANK, 320))
             arrays["base_model.model.model.embed_tokens.lora_embedding_B"] = rng.normal(size=(32, RANK))
@@ -127,14 +134,14 @@ def tuning(trained, hub):
 @pytest.mark.full
 @pytest.mark.draws(1)
 @pytest.mark.parametrize(
-    ("layout", "dora"),
-    [(Layout(), False), (Layout({"data": 2, "tensor": 2}, zero=3), True)],
-    ids=["one", "DoRA, split"],
+    ("layout", "dora", "more"),
+    [(Layout(), False, {"modules_to_save": ["norm"]}), (Layout({"data": 2, "tensor": 2}, zero=3), True, {})],
+    ids=["one, and a norm", "DoRA, split"],
 )
 def test_a_run_starts_from_an_adapter_and_its_own_goes_out_as_it_came(
-    layout, dora, peft, tuning, do, few, hub, tmp_path, rng
+    layout, dora, more, peft, tuning, do, few, hub, tmp_path, rng
 ):
-    folder, arrays = peft(use_dora=dora)
+    folder, arrays = peft(use_dora=dora, **more)
     train = tuning(folder, layout=layout)
     assert len(train.transforms[0].paths) == len(ADAPTED)
     ran = do(train, tmp_path / "run", devices=layout.mesh.get("tensor", 1) * 2 if layout.zero else 1)
@@ -152,6 +159,7 @@ def test_a_run_starts_from_an_adapter_and_its_own_goes_out_as_it_came(
     assert config.items() >= plain.items()
     assert config["base_model_name_or_path"] == str(hub)
     assert config["target_modules"] == sorted(ADAPTED)
+    assert config["modules_to_save"] == (["model.norm"] if more else None)
     with safe_open(tmp_path / "out/adapter_model.safetensors", "numpy") as file:
         assert len(file.metadata()["base_digest"]) == 16
 
@@ -281,7 +289,10 @@ def test_what_an_adapter_has_that_the_model_has_not_is_named(peft):
     [
         ({"init_lora_weights": "olora"}, r"init_lora_weights is 'olora'.*path_initial_model_for_weight_conversion"),
         ({"layer_replication": [[0, 1], [0, 1]]}, r"layer_replication is \[\[0, 1\], \[0, 1\]\]"),
-        ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern is"),
+        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern is"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern is"),
+        ({"rank_pattern": {"(": 3}}, r"a pattern of \['\('\] is no regular expression"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters is"),
         ({"alora_invocation_tokens": [3, 4]}, "alora_invocation_tokens is"),
     ],
 )
@@ -294,6 +305,9 @@ def test_an_adapter_of_another_kind_is_refused_by_the_field_that_says_so(setting
 def test_beside_a_model_an_adapter_of_dora_is_refused_with_how_to_name_it(peft, hub, few):
     folder, _ = peft(use_dora=True)
     with few(1), pytest.raises(UserError, match=rf"an adapter of DoRA.*name it as the model.*hf:{folder}"):
+        greedy(f"hf:{hub}", str(folder))
+    folder, _ = peft(modules_to_save=["norm"])
+    with few(1), pytest.raises(UserError, match=r"has other parameters of the model anew.*norm/scale.*as the model"):
         greedy(f"hf:{hub}", str(folder))
 
 
@@ -314,6 +328,55 @@ def test_another_scale_is_refused_with_what_to_set(peft, tuning, do, tmp_path):
     wrong = replace(mine, transforms=(replace(mine.transforms[0], alpha=1.0),))
     with pytest.raises(UserError, match=r"InitFrom\.adapter.*scale 4, and LoRA here has 0\.333333.*@PeftLoRA"):
         do(wrong, tmp_path / "run")
+
+
+def checked(adapter, model, base=None, name=None):
+    """Compares an adapter with a model, one or both of which are called otherwise than they are."""
+    opened, model = open_adapter(adapter, Path(adapter.removeprefix("hf:"))), open_model(model)
+    check_base(replace(opened, base=base or opened.base), replace(model, name=name or model.name))
+
+
+def test_an_adapter_of_peft_is_refused_beside_another_model_as_far_as_that_can_be_told(peft, hub, tmp_path, rng):
+    """By every number, where its own model is here; else by the names of the hub."""
+    folder, _ = peft()
+    shutil.copytree(hub, other := tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    name = str(rng.choice(sorted(weights)))
+    weights[name].flat[-1] += 1.0
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    adapter, another_model = f"hf:{folder}", "is an adapter of another model than"
+    checked(adapter, f"hf:{hub}")
+    shutil.copytree(hub, tmp_path / "same")
+    checked(adapter, f"hf:{tmp_path / 'same'}")
+    with pytest.raises(UserError, match=rf"{another_model} hf:.*other: it was trained beside hf:{hub}"):
+        checked(adapter, f"hf:{other}")
+    checked(adapter, f"hf:{other}", base="hf:owner/one")
+    checked(adapter, f"hf:{other}", base="hf:owner/one", name="hf:owner/one@main")
+    with pytest.raises(
+        UserError, match=rf"{another_model} hf:owner/two: .*names hf:owner/one .base_model_name_or_path"
+    ):
+        checked(adapter, f"hf:{other}", base="hf:owner/one", name="hf:owner/two")
+
+
+def test_ranks_and_scales_by_pattern_are_those_of_the_largest_rank_with_zeros(peft, hub, rng):
+    """A row of A and its column of B that are both 0 have no gradient."""
+    settings = {"rank_pattern": {"v_proj": 2, "down_proj": 5}, "alpha_pattern": {r"self_attn\.v_proj": 7.0}}
+    folder, arrays = peft()
+    for (name, (outputs, inputs)), rank in zip(ADAPTED.items(), (RANK, 2, 5), strict=True):
+        for factor, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+            arrays[f"{ROOT}{name}.lora_{factor}.weight"] = rng.normal(size=shape).astype(np.float32)
+    adapter = changed(folder, arrays, settings)
+    lora, model = PeftLoRA(adapter), open_model(f"hf:{hub}")
+    assert (lora.rank, lora.scale) == (5, ALPHA / RANK)
+    found = read_factors(adapter, model, Runtime(model.model, Layout(), devices=jax.devices()[:1], transforms=(lora,)))
+    for name, scale, rank in zip(ADAPTED, (ALPHA / RANK, 7 / 2, ALPHA / 5), (RANK, 2, 5), strict=True):
+        of_b, of_a = (arrays[f"{ROOT}{name}.lora_{factor}.weight"] for factor in "BA")
+        (path,) = [one for one in lora.paths if PLACES[name.rpartition(".")[2]] in one]
+        a, b = (np.asarray(found[f"{path}/{factor}"])[0] for factor in "ab")
+        a, b = a.reshape(-1, 5), b.reshape(5, -1)
+        np.testing.assert_allclose(lora.scale * (a @ b).T, scale * of_b @ of_a, rtol=1e-4, atol=1e-4)
+        assert not a[:, rank:].any()
+        assert not b[rank:].any()
 
 
 def test_weights_that_are_one_array_of_theirs_share_a_factor_and_lie_as_theirs():

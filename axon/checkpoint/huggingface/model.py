@@ -15,7 +15,8 @@ from axon.checkpoint.huggingface.config import read_config, read_fields, unknown
 from axon.checkpoint.huggingface.copies import with_own_arrays
 from axon.checkpoint.huggingface.hub import ADAPTER, CONFIG, PREFIX, model_folder
 from axon.checkpoint.huggingface.load import as_read, check_weights, load, read_shard
-from axon.checkpoint.huggingface.peft import AdaptedWeights, Adapter, open_adapter
+from axon.checkpoint.huggingface.peft import Adapter, EvenFactors, open_adapter
+from axon.checkpoint.huggingface.peft_merged import AdaptedWeights
 from axon.checkpoint.huggingface.pieces import Pieces, numbered, pieces_of
 from axon.checkpoint.huggingface.quantized import QuantizedWeights
 from axon.checkpoint.huggingface.tables import table_of
@@ -124,7 +125,8 @@ def open_model(name: str) -> HubModel:
     found = _opened(name, base_folder, adapter)
     found.pieces(found.model.build(), vocab_of(found.model))  # compares the adapter with the model's arrays
     return replace(
-        found, remarks=(*found.remarks, f"{name}: an adapter of rank {adapter.rank}, merged into {adapter.base}")
+        found,
+        remarks=(*found.remarks, f"{name}: an adapter of rank {EvenFactors(adapter).rank}, merged into {adapter.base}"),
     )
 
 

@@ -34,12 +34,12 @@ class Theirs:
                 self._parts[piece.name].append((path, piece))
 
     def __call__(self, name: str) -> np.ndarray:
-        """One of them, in the dtype of ours."""
+        """One of them, in the dtype of ours; 0 where none of ours is."""
         out: np.ndarray | None = None
         for path, piece in self._parts[name]:
             value = self._fetch(path, piece.at)
             value = value[tuple(slice(piece.form.sizes[axis]) for axis in piece.form.ours)]
-            out = np.empty(self.pieces.shapes[name], value.dtype) if out is None else out
+            out = np.zeros(self.pieces.shapes[name], value.dtype) if out is None else out
             piece.form.write(out, value, piece.start, self.pieces.groups[name])
         assert out is not None, name
         return out

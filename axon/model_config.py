@@ -25,6 +25,13 @@ class PoolerConfig(TextConfig, Protocol):
 
 
 @runtime_checkable
+class MultiTokenConfig(TextConfig, Protocol):
+    """One that may have a block that predicts the token after the next."""
+
+    multi_token: bool
+
+
+@runtime_checkable
 class TypedConfig(TextConfig, Protocol):
     """One that embeds the types of tokens, so many, as of the first and the second text of a pair."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flax import nnx
@@ -118,6 +119,11 @@ class DeepSeek:
         own = {"experts": self.routing.experts, "vocab": padded(self.vocab, self.vocab_multiple)}
         return sizes | latent | own
 
+    @property
+    def norm(self) -> partial[RMSNorm]:
+        """RMSNorm with all arguments but its axes."""
+        return partial(RMSNorm, dims=self.dims, eps=self.norm_eps)
+
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
         blocks: dict[str, Callable[[DeepSeek], nnx.Module]] = {"dense": DenseBlock, "experts": ExpertBlock}
@@ -125,9 +131,8 @@ class DeepSeek:
         *_, last = self.kinds
         mtp = None
         if self.multi_token:
-            mtp = MultiTokenBlock(self.dims, blocks[last](self), kind=last, norm_eps=self.norm_eps)
-        depth, norm = Depth(*segments), RMSNorm("embed", self.dims, self.norm_eps)
-        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab, mtp=mtp)
+            mtp = MultiTokenBlock(self.dims, blocks[last](self), kind=last, norm=self.norm)
+        return LanguageModel(self.dims, Depth(*segments), self.norm("embed"), tied=self.tied, vocab=self.vocab, mtp=mtp)
 
 
 def attention(config: DeepSeek) -> LatentAttention:
@@ -145,9 +150,9 @@ class DenseBlock(MLPBlock):
     """Latent attention and a gated MLP, each on the normalised residual stream and added to it."""
 
     def __init__(self, config: DeepSeek):
-        self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
+        self.attention_norm = config.norm("embed")
         self.attention = attention(config)
-        self.mlp_norm = RMSNorm("embed", config.dims, config.norm_eps)
+        self.mlp_norm = config.norm("embed")
         self.mlp = GatedMLP(config.dims, activation=gated(config.activation), out_scale=(2 * config.layers) ** -0.5)
 
 
@@ -155,9 +160,9 @@ class ExpertBlock(MoEBlock):
     """Latent attention and a mixture of experts, each on the normalised residual stream and added to it."""
 
     def __init__(self, config: DeepSeek):
-        self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
+        self.attention_norm = config.norm("embed")
         self.attention = attention(config)
-        self.moe_norm = RMSNorm("embed", config.dims, config.norm_eps)
+        self.moe_norm = config.norm("embed")
         self.moe = MoE(
             {**config.dims, "mlp": config.expert_mlp},
             config.routing,
@@ -307,7 +312,7 @@ V3 = (
     *_sizes(129_280, 7168, 18_432, 61, 128, 256, 2048),
     *FIELDS,
     _shared(1),
-    # The block is written where there is one, and read where it is asked for, whatever the field says.
+    # The block is written where there is one, and read where it is asked for and there, whatever the field says.
     Converted(lambda config: {}, lambda model: {NEXT: int(model.multi_token)}, {NEXT: COUNT | NULL}),
     Converted(_read_rope_width, lambda model: {}, {"head_dim": SIZE}),
     rope_field(RopeRules(positions=4096, latent=True, width="filled")),
@@ -341,5 +346,6 @@ HUGGING_FACE = (
         V3,
         SIGMOID,
         unused=(*UNUSED, f"{LAST}.*", "model.layers.61.*"),  # as transformers leaves it out, by the number that V3 has
+        multi_token=f"{LAST}.eh_proj.weight",
     ),
 )

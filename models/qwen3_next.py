@@ -10,7 +10,7 @@ from axon.errors import UserError
 from axon.fields import field_values
 from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, SameDocument
-from axon.nn import Attention, LayerPattern, MoE, RMSNorm, Rope, Routing, Segment
+from axon.nn import Attention, LayerPattern, MoE, MultiTokenBlock, RMSNorm, Rope, Routing, Segment
 from axon.nn.block import MoEBlock
 from axon.nn.decoder import DecoderConfig
 from axon.nn.gated_delta import GatedDeltaNet
@@ -49,6 +49,8 @@ class Qwen3Next(DecoderConfig):
             each has, and their widths. conv_taps: how many tokens its convolutions see.
         routing: how experts are chosen, and how many there are. rope: rotary frequencies. norm_eps: of RMSNorm, whose
             factors are 1 + scale.
+        multi_token: a block after the last, with attention and experts, that predicts the token after the next, for
+            the objective `MultiToken`.
     """
 
     shared: int
@@ -62,6 +64,7 @@ class Qwen3Next(DecoderConfig):
     rope: Rope = Rope(10_000_000.0, fraction=0.25)
     _: KW_ONLY
     norm_eps: float = 1e-6
+    multi_token: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -82,6 +85,11 @@ class Qwen3Next(DecoderConfig):
         """Periods of `linear…, full`, and as many linear layers as remain."""
         pattern = LayerPattern(self.layers, self.full_every - 1, "linear", "full")
         return pattern.segments(partial(Block, self, self._linear), partial(Block, self, self._full))
+
+    def mtp(self) -> MultiTokenBlock | None:
+        if not self.multi_token:
+            return None
+        return MultiTokenBlock(self.dims, Block(self, self._full), kind="full", norm=self.norm)
 
     def _linear(self, out_scale: float) -> GatedDeltaNet:
         return GatedDeltaNet(self.dims, self.norm_eps, out_scale=out_scale)
@@ -144,6 +152,17 @@ SHARED = (
 )
 
 
+BLOCK = (*(row for row in ATTENTION if "q_proj.weight" not in row.theirs), *GATED, MOE_NORM, *EXPERT_ROWS, *SHARED)
+MTP = (
+    Row("mtp.pre_fc_norm_embedding.weight", "mtp/embedding_norm/scale"),
+    Row("mtp.pre_fc_norm_hidden.weight", "mtp/hidden_norm/scale"),
+    Row("mtp.fc.weight", "mtp/from_embedding", "embed_out [embed]"),
+    Row("mtp.fc.weight", "mtp/from_hidden", "embed_out [embed]"),
+    Row("mtp.norm.weight", "mtp/norm/scale"),
+    *in_layers(BLOCK, "mtp.layers.0", "mtp/block"),
+)
+
+
 def _read_layers(config: Mapping[str, Any]) -> dict[str, Any]:
     every, types = config.get("full_attention_interval", 4), config.get("layer_types")
     if types is not None:
@@ -198,19 +217,10 @@ HUGGING_FACE = (
         "Qwen3NextForCausalLM",
         "qwen3_next",
         Qwen3Next,
-        EMBEDDING
-        + in_layers(
-            (
-                *(row for row in ATTENTION if "q_proj.weight" not in row.theirs),
-                *GATED,
-                *DELTA,
-                MOE_NORM,
-                *EXPERT_ROWS,
-                *SHARED,
-            )
-        ),
+        EMBEDDING + in_layers(BLOCK + DELTA) + MTP,
         FIELDS,
         ROUTING,
-        unused=(*UNUSED, "mtp.*"),  # as transformers leaves out the multi-token block
+        unused=(*UNUSED, "mtp.*"),  # as transformers leaves it out
+        multi_token="mtp.fc.weight",
     ),
 )

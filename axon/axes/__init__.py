@@ -14,7 +14,7 @@ from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, ref
 from axon.axes.memory import is_on_host
 from axon.axes.memory_order import row_major, row_major_in_training
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
-from axon.axes.permute import permute
+from axon.axes.permute import permute, permute_or_keep
 from axon.axes.placing import (
     current_explicit,
     over_positions,

@@ -7,13 +7,15 @@ from axon.errors import UserError
 from axon.fields import field_values
 from axon.nn.depth import Depth, Segment
 from axon.nn.language_model import LanguageModel
+from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.norm import RMSNorm
 from axon.nn.sizes import check_sizes, head_dim, padded
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The base of configs of decoders with rotary embedding and RMSNorm, which implement `segments`.
+    """The base of configs of decoders with rotary embedding and RMSNorm, which implement `segments`, and `mtp`
+    where they have one.
 
     Args:
         vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads by default. norm_eps: of RMSNorm.
@@ -60,7 +62,11 @@ class DecoderConfig:
         """The blocks, in segments of the depth."""
         raise NotImplementedError
 
+    def mtp(self) -> MultiTokenBlock | None:
+        """The block that predicts the token after the next, if there is one."""
+        return None
+
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
-        depth = Depth(*self.segments())
-        return LanguageModel(self.dims, depth, self.norm("embed"), tied=self.tied, vocab=self.vocab)
+        depth, norm = Depth(*self.segments()), self.norm("embed")
+        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab, mtp=self.mtp())

@@ -14,12 +14,13 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import add, einsum
-from axon.kernels.gated_delta import delta_step, gated_delta
+from axon.kernels.gated_delta import delta_step, gated_delta, gated_delta_run
 from axon.nn.cache import CacheSpec
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, constant, fan_in
+from axon.parallel.context import Runs
 
 KEY, VALUE = "delta_heads key_dim", "delta_heads per_head value_dim"
 STATE = "delta_heads per_head key_dim value_dim"
@@ -120,7 +121,7 @@ class GatedDeltaNet(nnx.Module):
             return {n: window for n, (window, _) in found.items()}, cache | {n: last for n, (_, last) in found.items()}
         look_back = partial(_window, self.taps)
         names = ("batch", "seq", "conv_taps", "delta_heads")
-        return {name: _whole(look_back, (x, inputs.positions), names) for name, x in projected.items()}, None
+        return {name: _by_runs(look_back, (x, inputs.positions), names) for name, x in projected.items()}, None
 
 
 def _step(state: Array, token: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -132,12 +133,15 @@ def _mixed(window: Array, taps: Param) -> Array:
     return einsum(f"batch seq conv_taps {names}, {names} conv_taps -> batch seq {names}", window, taps)
 
 
-def _window(taps: int, x: Array, positions: Array) -> Array:
-    """`batch seq conv_taps …`: each token's channels after those of the tokens before, 0 beyond its document."""
-    padded = jnp.pad(x, ((0, 0), (taps - 1, 0), *[(0, 0)] * (x.ndim - 2)))
+def _window(taps: int, runs: Runs, x: Array, positions: Array) -> Array:
+    """`runs_batch length conv_taps …`: each token and those before it, 0 beyond its document."""
+    length, others = x.shape[1], taps - 1
+    shorter = range(-(-others // length), 0, -1)  # how far back are the runs that have them
+    parts = [*(runs.before(x[:, max(0, length - others) :], by) for by in shorter), x]
+    padded = jnp.concatenate(parts, axis=1)[:, -(others + length) :]
 
     def before(n: int) -> Array:
-        tokens = lax.slice_in_dim(padded, taps - 1 - n, taps - 1 - n + x.shape[1], axis=1)
+        tokens = lax.slice_in_dim(padded, others - n, others - n + length, axis=1)
         return jnp.where(positions.reshape(*positions.shape, *[1] * (x.ndim - 2)) >= n, tokens, 0)
 
     return jnp.stack([before(n) for n in reversed(range(taps))], axis=2)
@@ -150,33 +154,37 @@ def _unit(x: Array) -> Array:
 def _over_documents(operands: tuple[Array, ...], inputs: Inputs) -> Array:
     """The outputs of the gated delta rule over the documents of each sequence."""
     documents = jnp.zeros(inputs.tokens.shape, jnp.int32) if inputs.documents is None else inputs.documents
-    return _whole(gated_delta, (*operands, documents), ("batch", "seq", "delta_heads"))
+    return _by_runs(_rule, (*operands, documents), ("batch", "seq", "delta_heads"))
 
 
-def _whole(fn: Callable[..., Array], arrays: tuple[Array, ...], names: axes.Names) -> Array:
-    """`fn` of arrays `batch seq [delta_heads …]`, by each device for its own sequences and heads; the positions of a
-    sequence are whole there, in their order, however the layout splits and stores them. `names`: the result's first."""
-    scope = axes.current()
-    if scope is None:
-        return fn(*arrays)
-    placement, seq = scope.placement, arrays[0].shape[1]
-    order = placement.stored_positions(seq)
-    stored = np.array_equal(order, np.arange(seq))
-    batch, positions, heads = placement.spec(("batch", "seq", "delta_heads"))
-    if positions:
-        axes.log_choice("gated delta", f"positions gathered over {positions}: each device computes whole sequences")
+@jax.default_matmul_precision("highest")
+def _rule(runs: Runs, q: Array, k: Array, v: Array, log_decay: Array, beta: Array, documents: Array) -> Array:
+    """`runs_batch length delta_heads per_head value_dim`: the rule over all runs, the state passed on between them."""
+    if runs.count == 1:
+        return gated_delta(q, k, v, log_decay, beta, documents)
+    last = runs.before(documents[:, -1])
+    out, read, transition, added = gated_delta_run(q, k, v, log_decay, beta, documents, last)
+    return out + jnp.einsum("bihrk,bhrkv->bihrv", read, runs.states(transition, added))
+
+
+def _by_runs(fn: Callable[..., Array], arrays: tuple[Array, ...], names: axes.Names) -> Array:
+    """`fn(runs, …)` of arrays `batch seq [delta_heads …]`, by each device for its own sequences, positions and heads:
+    `runs_batch length …` there. `names`: the result's first."""
+    scope, seq = axes.current(), arrays[0].shape[1]
+    placement = None if scope is None else scope.placement
+    split = () if placement is None else placement.mesh_axes("seq")
+    runs = Runs.of(split, np.arange(seq) if placement is None else placement.stored_positions(seq))
 
     def local(*arrays: Array) -> Array:
-        if stored:
-            return fn(*arrays)
-        return fn(*(x[:, np.argsort(order)] for x in arrays))[:, order]
+        return runs.joined(fn(runs, *map(runs.split, arrays)))
 
-    specs = tuple(PartitionSpec(batch, None, *[heads] * (x.ndim > 2)) for x in arrays)
-    own = PartitionSpec(
-        *(None if name == "seq" else entry for name, entry in zip(names, placement.spec(names), strict=True))
-    )
-    result = axes.per_device(local, specs, own)(*map(axes.reshard, arrays, specs))
-    return axes.reshard(result, placement.spec(names))
+    if placement is None:
+        return local(*arrays)
+    if split:
+        axes.log_choice("gated delta", f"states are passed on between {runs.count} runs of positions, over {split}")
+    batch, positions, heads = placement.spec(("batch", "seq", "delta_heads"))
+    specs = tuple(PartitionSpec(batch, positions, *[heads] * (x.ndim > 2)) for x in arrays)
+    return axes.per_device(local, specs, placement.spec(names))(*map(axes.reshard, arrays, specs))
 
 
 def _log_uniform(key: Array, names: tuple[str, ...], shape: tuple[int, ...]) -> Array:

@@ -139,6 +139,8 @@ class Architecture:
         optional_prefix: what names may lack, as those that were saved without the head: `transformer.`.
         within: a field of our config → the class that it has in this architecture, where its annotation has none.
         present: a field of our config that is true where a file has the array of this name; no config.json says it.
+        multi_token: the array that a file with a multi-token block has; our config then has the field `multi_token`,
+            true only where the block is asked for.
     """
 
     name: str
@@ -152,6 +154,7 @@ class Architecture:
     optional_prefix: str = ""
     within: Mapping[str, type] = field(default_factory=dict)
     present: Mapping[str, str] = field(default_factory=dict)
+    multi_token: str | None = None
 
 
 LANGUAGE_MODEL = "ForCausalLM"

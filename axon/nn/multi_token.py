@@ -1,5 +1,6 @@
 """Multi-token prediction: a block after the last one, which predicts one token further."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +10,6 @@ from jax import Array
 from axon.axes import einsum, in_block, shard
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.inputs import Inputs
-from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, fan_in
 from axon.nn.remat import remat_of, with_remat
 
@@ -30,17 +30,17 @@ class MultiTokenBlock(nnx.Module):
 
     Args:
         block: like those of the model's depth, parameters not stacked; kind: the kind of those, whose remat policy is
-            its own.
+            its own. norm: makes a norm over an axis, as the model's.
     """
 
-    def __init__(self, dims: Dims, block: nnx.Module, *, kind: str, norm_eps: float = 1e-6):
+    def __init__(self, dims: Dims, block: nnx.Module, *, kind: str, norm: Callable[[str], nnx.Module]):
         dims = {**dims, "embed_out": dims["embed"]}
-        self.embedding_norm, self.hidden_norm = (RMSNorm("embed", dims, norm_eps) for _ in range(2))
+        self.embedding_norm, self.hidden_norm = (norm("embed") for _ in range(2))
         self.from_embedding, self.from_hidden = (
             Param("embed embed_out", dims, fan_in("embed", 2**-0.5)) for _ in range(2)
         )
         self.block, self.kind = block, kind
-        self.norm = RMSNorm("embed", dims, norm_eps)
+        self.norm = norm("embed")
 
     @property
     def blocks(self) -> dict[str, nnx.Module]:

@@ -1,7 +1,6 @@
 """The engine of a trained model, or its encoder, or as many as its layout makes of the devices."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +127,14 @@ def _with_block(trained: Trained) -> Any:
     """The model with its block that predicts the token after the next, which one of the hub has only where it is asked
     for. Raises `UserError` for a model without it."""
     model: Any = trained.train.model
-    of_hub = isinstance(trained, TrainedHub) and trained.hub.config.get("num_nextn_predict_layers")
-    if of_hub and getattr(model, "multi_token", None) is False:
-        return replace(model, multi_token=True)
+    if isinstance(trained, TrainedHub):
+        model = trained.hub.with_mtp
     if model.build().has_mtp:
         return model
     raise UserError(
-        f"--draft {MULTI_TOKEN}: the model has no block that predicts the token after the next, as DeepSeek-V3 has "
-        "(num_nextn_predict_layers in config.json; DeepSeek.multi_token of a run); --draft ngram needs none"
+        f"--draft {MULTI_TOKEN}: the model has no block that predicts the token after the next, as files of "
+        "DeepSeek-V3 and Qwen3-Next may have, and runs with DeepSeek.multi_token or Qwen3Next.multi_token; --draft "
+        "ngram needs none"
     )
 
 

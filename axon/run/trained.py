@@ -19,7 +19,7 @@ from axon.data.records import fingerprint
 from axon.errors import UserError
 from axon.fields import changed, leaves
 from axon.layout import Layout
-from axon.model_config import ImageConfig, PaddedConfig, PoolerConfig, vocab_of
+from axon.model_config import ImageConfig, MultiTokenConfig, PaddedConfig, PoolerConfig, vocab_of
 from axon.nn import parameters
 from axon.nn.adapter_set import stored_factor
 from axon.run.folder import RunFolder
@@ -259,11 +259,13 @@ class TrainedHub:
         return {path: text for path, text in differing.items() if is_of[path]}
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        mine, vocab = self.hub.model, vocab_of(self.hub.model)
+        mine, vocab = self.hub.with_mtp, vocab_of(self.hub.model)
         multiple = model.vocab_multiple if isinstance(model, PaddedConfig) and model.vocab == vocab else 1
         fields: dict[str, Any] = {"vocab_multiple": multiple} if isinstance(mine, PaddedConfig) else {}
         if isinstance(mine, PoolerConfig) and isinstance(model, PoolerConfig):
             fields["pooler"] = mine.pooler and model.pooler
+        if isinstance(mine, MultiTokenConfig) and isinstance(model, MultiTokenConfig):
+            fields["multi_token"] = mine.multi_token and model.multi_token
         module = replace(self.hub.model, **fields).build()
         self.hub.pieces(module, vocab)  # compares its files with it
         return {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in parameters(module).items()}

@@ -31,8 +31,8 @@ class MultiTokenStep:
         module = step.runtime.module
         if not module.has_mtp:
             raise UserError(
-                "the model has no block that predicts the token after the next, as DeepSeek with multi_token = True "
-                "has, and cannot guess with it; --draft ngram needs none"
+                "the model has no block that predicts the token after the next, as DeepSeek and Qwen3Next with "
+                "multi_token = True have, and cannot guess with it; --draft ngram needs none"
             )
         with step.tracing():
             check_guesses("MultiToken", [module.mtp.block.cache_specs(1, 1)])

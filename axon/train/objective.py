@@ -213,8 +213,7 @@ class NextToken(BySequence):
         if module.has_mtp:
             raise UserError(
                 "NextToken would leave the block that predicts the token after the next untrained (parameters "
-                "mtp/…): set Train.objective = @MultiToken(), or build the model without it, as DeepSeek with "
-                "multi_token = False"
+                "mtp/…): set Train.objective = @MultiToken(), or build the model without it, multi_token = False"
             )
 
     def inputs(self, batch: Batch, key: Array | None = None, documents: str = "documents") -> Inputs:
@@ -261,8 +260,8 @@ class MultiToken(Objective):
         _check_language_model(module, "MultiToken")
         if not module.has_mtp:
             raise UserError(
-                "MultiToken needs a model that predicts the token after the next, as DeepSeek with multi_token = True; "
-                "build() returns one that does not. Use NextToken, or set that"
+                "MultiToken needs a model that predicts the token after the next, as DeepSeek and Qwen3Next "
+                "with multi_token = True; build() returns one that does not. Use NextToken, or set that"
             )
 
     def counts(self, batch: Batch) -> dict[str, Array]:

@@ -7,10 +7,11 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import sequence_parallel
-from axon.nn import Inputs
+from axon.nn import Inputs, Routing
 from axon.train.objective import MultiToken, NextToken
 from models.deepseek import DeepSeek
 from models.llama import Llama
+from models.qwen3_next import Qwen3Next
 
 MODEL = DeepSeek(
     vocab=40,
@@ -26,6 +27,14 @@ MODEL = DeepSeek(
     value_dim=6,
     multi_token=True,
 )
+MODELS = {
+    "latents": MODEL,
+    "zero-centred norms": Qwen3Next(
+        40, 16, 1, 4, kv_heads=2, mlp=8, head_dim=8, shared=8, routing=Routing(4, 4), norm_eps=1e-3,
+        delta_heads=2, per_head=2, key_dim=4, value_dim=4, full_every=2, multi_token=True,
+    ),
+}  # fmt: skip
+"""The second: Gated DeltaNet alone, and attention in its block; all of its experts."""
 
 
 def weights_by_hand(batch):
@@ -38,11 +47,12 @@ def weights_by_hand(batch):
     return found
 
 
-def norm(x, scale):
-    return x / jnp.sqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6) * scale
+def norm(x, scale, config):
+    scale = 1 + scale if isinstance(config, Qwen3Next) else scale
+    return x / jnp.sqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + config.norm_eps) * scale
 
 
-def loss_by_hand(model, values, batch, weights, objective):
+def loss_by_hand(config, model, values, batch, weights, objective):
     """The mean of the next token's loss, and `objective.weight` times that of the token after it."""
     inputs, own = Inputs(batch["tokens"], batch["positions"], batch["documents"]), values["mtp"]
 
@@ -52,17 +62,19 @@ def loss_by_hand(model, values, batch, weights, objective):
 
     h, *_ = model.hidden(inputs)
     e = values["embedding"]["table"][batch["targets"]]
-    both = jnp.concatenate([norm(e, own["embedding_norm"]["scale"]), norm(h, own["hidden_norm"]["scale"])], axis=-1)
+    both = [norm(x, own[name]["scale"], config) for x, name in ((e, "embedding_norm"), (h, "hidden_norm"))]
+    both = jnp.concatenate(both, axis=-1)
     x, *_ = model.mtp.block(both @ jnp.concatenate([own["from_embedding"], own["from_hidden"]]), inputs)
-    second = mean(norm(x, own["norm"]["scale"]), np.roll(batch["targets"], -1, axis=1), weights)
+    second = mean(norm(x, own["norm"]["scale"], config), np.roll(batch["targets"], -1, axis=1), weights)
     return mean(h, batch["targets"], batch["weights"]) + objective.weight * second, second
 
 
-@pytest.fixture
-def problem(rng, bind, random_parameters, packed_batch):
+@pytest.fixture(params=MODELS)
+def problem(request, rng, bind, random_parameters, packed_batch):
     """Parameters, and of these the total loss and the second token's: ours, and by the formula."""
-    module, objective = MODEL.build(), MultiToken(float(rng.uniform(0.1, 1)))
-    values, batch = random_parameters(module, rng), packed_batch(rng, 2, 16, MODEL.vocab)
+    config, objective = MODELS[request.param], MultiToken(float(rng.uniform(0.1, 1)))
+    module = config.build()
+    values, batch = random_parameters(module, rng), packed_batch(rng, 2, 16, config.vocab)
 
     def ours(values):
         sums, counts = objective.sums(bind(module, values), batch), objective.counts(batch)
@@ -70,7 +82,7 @@ def problem(rng, bind, random_parameters, packed_batch):
         return total, sums.metrics["mtp_loss"] / counts["mtp_loss"]
 
     def plain(values):
-        return loss_by_hand(bind(module, values), values, batch, weights_by_hand(batch), objective)
+        return loss_by_hand(config, bind(module, values), values, batch, weights_by_hand(batch), objective)
 
     return values, ours, plain
 

@@ -192,8 +192,9 @@ QWEN3_NEXT = Qwen3Next(
     value_dim=6,
     routing=ROUTING,
     norm_eps=1e-3,
+    multi_token=True,
 )
-PROBLEMS["Qwen3-Next"] = Problem(QWEN3_NEXT, steps=2)
+PROBLEMS["Qwen3-Next"] = Problem(QWEN3_NEXT, MultiToken(), steps=2)
 
 Case = tuple[str, ...]
 """A problem and mechanisms."""
@@ -283,7 +284,14 @@ FULL = [
     *of("latents", ("zero 3", "tensor")),
     *of("DeepSeek", *OF_FAMILIES[-1:]),
     *of("gpt-oss", *OF_FAMILIES[-1:]),
-    *of("Qwen3-Next", ("zero 3", "tensor", "sequence"), ("zero 3", "sequence", "ring"), ("expert", "pipeline")),
+    *of(
+        "Qwen3-Next",
+        ("zero 3", "tensor", "sequence"),
+        ("zero 3", "sequence", "ring"),
+        ("expert", "pipeline"),
+        ("context", "microbatches"),
+        ("ulysses",),
+    ),
 ]
 SLOW = [
     *of("DoRA", *alone(*DENSE)),

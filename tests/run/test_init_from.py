@@ -1,5 +1,7 @@
 """A run that starts from a part of another model, under other names, on another layout and in another dtype."""
 
+import json
+import shutil
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -9,18 +11,26 @@ import numpy as np
 import pytest
 from flax import nnx
 from reports import silent
+from safetensors.numpy import save_file
 
 from axon.axes import ArraySpec
 from axon.checkpoint import Checkpoints, Reader, Store
+from axon.checkpoint.huggingface.config import write_config
+from axon.checkpoint.huggingface.pieces import pieces_of
+from axon.checkpoint.huggingface.tables import known
+from axon.checkpoint.huggingface.weights import SINGLE
 from axon.config import dump, load
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.nn import Routing
 from axon.run import InitFrom
 from axon.run.convert import convert
+from axon.run.folder import RunFolder
 from axon.run.initial_values import InitialValues
 from axon.runtime import Runtime, flattened, nested
 from axon.train.optimizers import EMA, AdamW, Constant, Group
 from models.llama import Llama
+from models.qwen3_next import Qwen3Next
 
 ATTENTION = ("embedding/*", "*/attention/*")
 SPLIT = Layout({"data": 2, "tensor": 2}, zero=3)
@@ -56,7 +66,7 @@ def saved(trained, few):
 
 def initial(train, init_from, model, layout=SPLIT):
     """What a run of `model` on `layout` starts with: path → array, and the runtime."""
-    runtime = Runtime(model, layout, devices=jax.devices()[:4])
+    runtime = Runtime(model, layout, devices=jax.devices()[: 4 if layout.mesh else 1])
     source = InitialValues.of(replace(train, model=model, init_from=init_from), runtime, silent)
     return flattened(source.read(runtime, 7, silent)), runtime
 
@@ -107,6 +117,32 @@ def test_a_model_of_the_hub_is_taken_under_another_name_too(trained, saved, few,
     check(values, runtime, {f"encoder/{path}": value for path, value in saved.items()})
     with pytest.raises(UserError, match=r"layers/block/mlp/up: shape \(1, 32, 64\), the model's is \(1, 32, 96\)"):
         initial(trained.train, f"hf:{tmp_path / 'model'}", replace(trained.train.model, mlp=96))
+
+
+def test_a_block_that_predicts_a_token_further_is_taken_from_files_that_have_it(trained, tmp_path, rng):
+    block = Qwen3Next(
+        40, 8, 2, 2, kv_heads=1, mlp=4, head_dim=4, shared=4, routing=Routing(2, 1),
+        delta_heads=1, per_head=2, key_dim=4, value_dim=4, full_every=2, multi_token=True,
+    )  # fmt: skip
+    plain, table, source = replace(block, multi_token=False), known()["Qwen3NextForCausalLM"], f"hf:{tmp_path}"
+    (tmp_path / "config.json").write_text(json.dumps(write_config(table, block) | {"eos_token_id": 0}))
+    shutil.copy(RunFolder.existing(trained.folder).tokenizer, tmp_path / "tokenizer.json")
+
+    def written(model):
+        shapes = pieces_of(table, model.build(), model.vocab).shapes
+        arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        save_file(arrays, tmp_path / SINGLE)
+        return arrays
+
+    arrays = written(block)
+    values, _ = initial(trained.train, source, block, Layout())
+    np.testing.assert_array_equal(values["mtp/from_hidden"], arrays["mtp.fc.weight"][:, 8:].T)
+    assert values.keys() - initial(trained.train, source, plain, Layout())[0].keys() == {
+        path for path in values if path.startswith("mtp/")
+    }
+    written(plain)
+    with pytest.raises(UserError, match=r"mtp/from_hidden: missing"):
+        initial(trained.train, source, block, Layout())
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from axon.serve.request import Request, Sampling
 from models.bert import Bert
 from models.deepseek import DeepSeek
 from models.llama import Llama
+from models.qwen3_next import Qwen3Next
 
 SMALL = Capacity(requests=2, tokens=16, length=64)
 
@@ -179,17 +181,27 @@ def test_a_run_embeds_texts_where_it_is_asked_to(trained, served, few):
     assert (model.embedder.pooling, model.embedder.max_length) == (Pooling("last"), 64)
 
 
+WITH_BLOCK = {
+    "DeepseekV3ForCausalLM": DeepSeek(
+        400, 32, 2, 1, 4, 48, 16, Routing(4, 2, "sigmoid", scale=2.5, groups=2, kept_groups=1, bias_rate=0.001),
+        q_latent=16, kv_latent=12, nope_dim=6, rope_dim=4, value_dim=8, shared=16, multi_token=True,
+    ),
+    "Qwen3NextForCausalLM": Qwen3Next(
+        400, 32, 2, 4, kv_heads=2, mlp=16, head_dim=8, shared=16, routing=Routing(4, 2),
+        delta_heads=2, per_head=2, key_dim=8, value_dim=6, full_every=2, multi_token=True,
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.full
-def test_a_models_own_multi_token_block_is_read_and_guesses_where_it_is_asked_for(hub, served, few):
-    routing = Routing(4, 2, "sigmoid", scale=2.5, groups=2, kept_groups=1, bias_rate=0.001)
-    sizes = {"q_latent": 16, "kv_latent": 12, "nope_dim": 6, "rope_dim": 4, "value_dim": 8, "shared": 16}
-    block = DeepSeek(400, 32, 2, 1, 4, 48, 16, routing, multi_token=True, **sizes)
-    ids = {"bos_token_id": 0, "eos_token_id": 0}
-    folder = hub("DeepseekV3ForCausalLM", block, num_nextn_predict_layers=1, **ids)
+@pytest.mark.parametrize("architecture", WITH_BLOCK)
+def test_a_models_own_multi_token_block_is_read_and_guesses_where_it_is_asked_for(architecture, hub, served, few):
+    block, ids = WITH_BLOCK[architecture], {"bos_token_id": 0, "eos_token_id": 0}
+    folder = hub(architecture, block, **ids)
     with few(1):
         for draft in (None, "mtp"):
             assert serve_run(f"hf:{folder}", None, draft, SMALL, Limits(), "127.0.0.1", 0, silent)
-        hub("DeepseekV3ForCausalLM", block, num_nextn_predict_layers=0, **ids)
+        hub(architecture, replace(block, multi_token=False), **ids)
         with pytest.raises(UserError, match="--draft mtp: the model has no block that predicts the token after the"):
             serve_run(f"hf:{folder}", None, "mtp", SMALL, Limits(), "127.0.0.1", 0, silent)
     plain, guessing = (model.engine for model in served)

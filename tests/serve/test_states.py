@@ -27,6 +27,7 @@ from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Attention, Auxiliary, CacheSpec, Depth, LanguageModel, Param, RMSNorm, Rope, Routing, Segment
 from axon.serve.draft_model import DraftModel
 from axon.serve.engine import Engine
+from axon.serve.multi_token import MultiToken
 from axon.serve.program import ServingProgram
 from axon.serve.request import Request, Sampling
 from axon.serve.snapshots import Snapshots
@@ -253,9 +254,25 @@ def test_priorities_cancellations_shared_prefixes_and_guesses_change_no_token(mo
 
 QWEN3_NEXT = Qwen3Next(
     VOCAB, 32, 4, 4, kv_heads=2, mlp=16, shared=16, delta_heads=2, per_head=3, key_dim=8, value_dim=6, full_every=2,
-    head_dim=8, routing=Routing(4, 4), norm_eps=1e-3,
+    head_dim=8, routing=Routing(4, 4), norm_eps=1e-3, multi_token=True,
 )  # fmt: skip
 """All of its experts, of which rounding could change the choice."""
+
+
+def test_qwen3_next_writes_the_same_in_chunks_with_prefixes_preempted_and_with_its_own_drafts(seed, rng):
+    """A period of its layers; chunks, as prompts are longer than a step."""
+    parts = made(replace(QWEN3_NEXT, layers=2), seed, **LAYOUT)
+    engine, common = Engine(*parts, capacity=TIGHT, drafter=MultiToken()), rng.integers(0, VOCAB, 17).tolist()
+    prompts = [(*common, *rng.integers(0, VOCAB, 3).tolist()) for _ in range(4)]
+    requests = [Request(prompt, Sampling(24, temperature=0)) for prompt in prompts]
+    for request, ids in zip(requests[:1], ids_of(engine, requests[:1]), strict=True):
+        assert ids == likeliest(*parts, request.prompt, ids)
+    for request, ids in zip(requests, ids_of(engine, requests), strict=True):
+        assert ids == likeliest(*parts, request.prompt, ids)
+    stats = engine.stats()
+    assert stats.prefix_hits >= 16
+    assert stats.preemptions
+    assert stats.drafted > stats.accepted
 
 
 @pytest.mark.full

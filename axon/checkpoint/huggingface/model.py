@@ -48,6 +48,14 @@ class HubModel:
     weights: Weights
     remarks: tuple[str, ...] = ()
 
+    @property
+    def with_mtp(self) -> Any:
+        """`model` with its multi-token block, if the files have one."""
+        array = self.table.multi_token
+        if array is not None and numbered(array, self.model.build()) in self.weights:
+            return replace(self.model, multi_token=True)
+        return self.model
+
     def digest(self) -> str:
         """Stands for the config, as far as it says the mathematics, and the weights' first rows."""
         return self._fingerprint(self.weights.digest())
@@ -78,11 +86,11 @@ class HubModel:
         return nested({path: read[path] for path in runtime.parameters}), nested(states)
 
     def load_arrays(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-        """Some parameters by their paths in a module of `model`, read straight into their shards and cast.
+        """Some parameters by their paths in a module of `with_mtp`, read straight into their shards and cast.
 
         `abstract`: their shapes with any padding, dtypes and shardings.
         """
-        return load(self.weights, self.pieces(self.model.build(), vocab_of(self.model)), abstract)
+        return load(self.weights, self.pieces(self.with_mtp.build(), vocab_of(self.model)), abstract)
 
     def lazy(self, module: nnx.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """The same as arrays that are read when they are saved, block by block."""

@@ -1,5 +1,7 @@
 """The gated delta rule over chunks of tokens: within a chunk products of matrices, from chunk to chunk the state."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -23,20 +25,49 @@ def gated_delta(q: Array, k: Array, v: Array, log_decay: Array, beta: Array, doc
 
     Returns: `batch seq heads per_head value_dim`.
     """
-    seq = q.shape[1]
+    state = jnp.zeros((k.shape[-1], v.shape[-1]), jnp.float32)
+    return _over_chunks(state, documents[:, 0], (q, k, v, log_decay, beta), documents)[0]
+
+
+@jax.default_matmul_precision("highest")
+def gated_delta_run(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, documents: Array, last: Array
+) -> tuple[Array, Array, Array, Array]:
+    """The gated delta rule over a run of a sequence's positions, before the state S is known that it begins with.
+
+    The rule is linear in S: beside the state that was 0 before, the identity follows the tokens in columns of its own,
+    whose values are 0.
+
+    Args: as of `gated_delta`; last: `batch` int32, the document that S is of.
+
+    Returns: `out[batch seq heads per_head value_dim]` and `read[batch seq heads per_head key_dim]`: the outputs are
+    out + read·S. `transition[batch heads per_head key_dim key_dim]` and `added[batch heads per_head key_dim
+    value_dim]`: the state after the run is transition·S + added.
+    """
+    width, key_dim = v.shape[-1], k.shape[-1]
+    state = jnp.concatenate([jnp.zeros((key_dim, width)), jnp.eye(key_dim)], axis=-1)
+    v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, key_dim)])
+    out, state = _over_chunks(state, last, (q, k, v, log_decay, beta), documents)
+    return out[..., :width], out[..., width:], state[..., width:], state[..., :width]
+
+
+def _over_chunks(state: Array, last: Array, operands: Sequence[Array], documents: Array) -> tuple[Array, Array]:
+    """The outputs, and the state of each head after them; all begin with `state[key_dim value_dim]`, which is of the
+    documents `last[batch]`."""
+    seq = documents.shape[1]
     missing = -seq % CHUNK
-    padded = (jnp.pad(x, ((0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2))) for x in (q, k, v, log_decay, beta))
-    q, k, v, log_decay, beta = (_in_chunks(x.astype(jnp.float32)) for x in padded)
-    documents = _in_chunks(jnp.pad(documents, ((0, 0), (0, missing)), mode="edge"))
-    batch, heads, per_head = v.shape[1], *v.shape[3:5]
-    begun = jnp.zeros((batch, heads, per_head, k.shape[-1], v.shape[-1]), jnp.float32), documents[0, :, 0]
+    padded = (jnp.pad(x, ((0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2))) for x in operands)
+    parts = [_in_chunks(x.astype(jnp.float32)) for x in padded]
+    parts.append(_in_chunks(jnp.pad(documents, ((0, 0), (0, missing)), mode="edge")))
+    _, batch, _, heads, per_head, _ = parts[2].shape
 
     @jax.checkpoint
     def one(carry: tuple[Array, Array], part: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
         return _chunk(*carry, *part)
 
-    _, out = lax.scan(one, begun, (q, k, v, log_decay, beta, documents))
-    return jnp.moveaxis(out, 0, 1).reshape(batch, seq + missing, *out.shape[3:])[:, :seq]
+    begun = jnp.broadcast_to(state, (batch, heads, per_head, *state.shape)), last
+    (state, _), out = lax.scan(one, begun, tuple(parts))
+    return jnp.moveaxis(out, 0, 1).reshape(batch, seq + missing, *out.shape[3:])[:, :seq], state
 
 
 def _in_chunks(x: Array) -> Array:

@@ -5,3 +5,4 @@ from axon.parallel.context.gathered import gathered_attention
 from axon.parallel.context.positions import Positions, permuted
 from axon.parallel.context.ring import ring_attention
 from axon.parallel.context.route import Route, route
+from axon.parallel.context.runs import Runs

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
-from axon.axes import Names, permute
+from axon.axes import Names, permute, permute_or_keep
 from axon.kernels.attention import Causal, Everything, Mask, SameDocument, Window, rules
 
 LOW, HIGH = 0, 1
@@ -166,13 +165,7 @@ class Neighbours:
             place = (self._place(device, source) + places) % (2 * self.size)
             if (place >= self.size) == (target == HIGH):
                 pairs.append((device, self._place(place, HIGH) if target == HIGH else place))
-        sent = [pair for pair in pairs if pair[0] != pair[1]]
-        stays = np.isin(np.arange(self.size), [a for a, b in pairs if a == b])
-        arriving = permute(x[source], self.axes, sent) if sent else jnp.zeros_like(x[source])
-        if not stays.any():
-            return arriving
-        own = jnp.asarray(stays)[lax.axis_index(self.axes)]
-        return arriving + jnp.where(own, x[source], jnp.zeros((), x.dtype))
+        return permute_or_keep(x[source], self.axes, pairs)
 
     def _place(self, device: int, chunk: int) -> int:
         """The place of a device's chunk; of a place beyond the fold, its device."""

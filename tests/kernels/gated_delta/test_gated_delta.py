@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axon.kernels.gated_delta import gated_delta, gated_delta_reference
+from axon.kernels.gated_delta import gated_delta, gated_delta_reference, gated_delta_run
 
 
 def drawn(rng, seq, batch=2, heads=2, per_head=3, key_dim=5, value_dim=4):
@@ -53,3 +53,23 @@ def test_a_document_is_what_it_is_alone(rng):
     alone = [gated_delta(*(x[:, cut] for x in operands), np.zeros((1, 1), np.int32).repeat(n, 1))
              for cut, n in ((slice(50), 50), (slice(50, None), 40))]  # fmt: skip
     np.testing.assert_allclose(together, np.concatenate(alone, axis=1), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.few(cut=(40,))
+@pytest.mark.parametrize("cut", [40, 64, 130])
+def test_a_run_takes_up_the_state_of_those_before_it(cut, rng):
+    """Of 150 positions those from `cut` on, the first with a document that began before it, the second with another."""
+    operands, documents = drawn(rng, 150)
+    documents[0, cut - 1 : cut + 5], documents[1, cut:] = documents[0, cut], documents[1, cut - 1] + 1
+    earlier, later = (tuple(x[:, part] for x in (*operands, documents)) for part in (slice(cut), slice(cut, None)))
+    none = np.full(2, -2, np.int32)
+    _, _, _, state = gated_delta_run(*earlier, none)
+    out, read, transition, added = gated_delta_run(*later, documents[:, cut - 1])
+    exact = gated_delta_reference(*operands, documents)
+    found = out + jnp.einsum("bihrk,bhrkv->bihrv", read, state)
+    np.testing.assert_allclose(found, exact[:, cut:], rtol=1e-4, atol=2e-5)
+    whole = gated_delta_run(*operands, documents, none)[3]
+    np.testing.assert_allclose(transition @ state + added, whole, rtol=1e-4, atol=2e-5)
+    assert not np.any(read[1])
+    assert not np.any(transition[1])
+    assert np.any(read[0])

@@ -260,15 +260,14 @@ QWEN3_NEXT = Qwen3Next(
 
 
 def test_qwen3_next_writes_the_same_in_chunks_with_prefixes_preempted_and_with_its_own_drafts(seed, rng):
-    """A period of its layers; chunks, as prompts are longer than a step."""
+    """A period of its layers, and prompts of three steps each."""
     parts = made(replace(QWEN3_NEXT, layers=2), seed, **LAYOUT)
-    engine, common = Engine(*parts, capacity=TIGHT, drafter=MultiToken()), rng.integers(0, VOCAB, 17).tolist()
-    prompts = [(*common, *rng.integers(0, VOCAB, 3).tolist()) for _ in range(4)]
-    requests = [Request(prompt, Sampling(24, temperature=0)) for prompt in prompts]
-    for request, ids in zip(requests[:1], ids_of(engine, requests[:1]), strict=True):
-        assert ids == likeliest(*parts, request.prompt, ids)
-    for request, ids in zip(requests, ids_of(engine, requests), strict=True):
-        assert ids == likeliest(*parts, request.prompt, ids)
+    engine = Engine(*parts, capacity=replace(TIGHT, tokens=8), drafter=MultiToken())
+    common = rng.integers(0, VOCAB, 17).tolist()
+    requests = [Request((*common, token), Sampling(24, temperature=0)) for token in range(4)]
+    for some in (requests[:1], requests):
+        for request, ids in zip(some, ids_of(engine, some), strict=True):
+            assert ids == likeliest(*parts, request.prompt, ids)
     stats = engine.stats()
     assert stats.prefix_hits >= 16
     assert stats.preemptions

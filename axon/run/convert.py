@@ -30,6 +30,7 @@ from axon.run.folder import RunFolder
 from axon.run.inspect import runtime_of
 from axon.run.trained import TrainedRun, run_of
 from axon.run.tree import Train
+from axon.run.unmerge import unmerge, weights_beside
 from axon.runtime import flattened
 from axon.tune.labelled_texts import LabelledTexts
 from models.heads import RewardModel, TextClassifier
@@ -40,19 +41,27 @@ DTYPES = "dtypes.json"
 Report = Callable[[str], None]
 
 
-def convert(source: str, target: str, report: Report, shard: int = SHARD) -> None:
+def convert(source: str, target: str, report: Report, without: str | None = None, shard: int = SHARD) -> None:
     """`hf:DIR_OR_NAME` into a run's folder, or a run's folder into `hf:DIR`; `shard`: bytes of a safetensors file.
 
+    without: an adapter that is left out: of a run its own, by its name, and of `hf:` into `hf:` one that is merged.
     Raises `UserError` if the target is there already, or the model cannot be converted.
     """
-    if is_hub(source) == is_hub(target):
+    if is_hub(source) == is_hub(target) and not (without and is_hub(source)):
         raise UserError(f"axon convert {source} {target}: one of the two begins with {PREFIX}, as in {PREFIX}DIR")
+    if without and not (is_hub(target) and is_hub(without) == is_hub(source) and (is_hub(source) or without == source)):
+        raise UserError(
+            f"--without {without}: write axon convert RUN {PREFIX}DIR --without RUN, for the weights beside which it "
+            f"trains, or axon convert {PREFIX}MERGED {PREFIX}DIR --without {PREFIX}ADAPTER"
+        )
     out = named(target.removeprefix(PREFIX), "the target")
     check_new(out, "the target")
-    if is_hub(source):
+    if without and is_hub(source):
+        unmerge(source, without, out, report, shard)
+    elif is_hub(source):
         _import(open_model(source), out, report)
     else:
-        _export(TrainedRun(source), out, report, shard)
+        _export(TrainedRun(source), out, report, shard, adapted=not without)
 
 
 def _import(hub: HubModel, out: Path, report: Report) -> None:
@@ -76,13 +85,16 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
     report(f"{hub.name} is a run in {out}: {use}Train.init_from = {str(out)!r}")
 
 
-def _export(trained: TrainedRun, out: Path, report: Report, shard: int) -> None:
-    """safetensors, and the files that `transformers` opens a model by."""
+def _export(trained: TrainedRun, out: Path, report: Report, shard: int, adapted: bool) -> None:
+    """safetensors, and the files that `transformers` opens a model by. `adapted`: with the run's adapters merged."""
     train, kept = trained.train, trained.folder.companions
     config, table = _config(train, kept)
     tokenizer = trained.tokenizer if train.data.text is not None else None
     runtime = runtime_of(train, report)
-    values, variables = trained.restore(runtime, train.model, report)
+    if adapted:
+        values, variables = trained.restore(runtime, train.model, report)
+    else:
+        values, variables = weights_beside(trained, runtime)
     pieces = pieces_of(table, runtime.module, vocab_of(train.model))
     dtypes = read_json(kept / DTYPES, object_of(one_of(*STORED))) if (kept / DTYPES).is_file() else {}
     entries = [Entry(name, dtypes.get(name, "F32"), shape) for name, shape in pieces.shapes.items()]

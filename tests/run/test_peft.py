@@ -27,6 +27,7 @@ from axon.nn.multi_lora import Room
 from axon.run import InitFrom, PeftLoRA, beside
 from axon.run.adapter import read_factors
 from axon.run.beside import ServedAdapters
+from axon.run.convert import convert
 from axon.run.export_adapter import export_adapter
 from axon.run.inspect import evaluate_run, generate_text, logits_of
 from axon.run.references import sources_of
@@ -259,6 +260,36 @@ def test_an_adapter_of_another_model_is_refused(peft, tuning, do, few, hub, tmp_
     path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(other)}))
     with pytest.raises(UserError, match=r"out is an adapter of another model than hf:.*other.*digest"):
         open_trained(f"hf:{tmp_path / 'out'}")
+
+
+def test_an_adapter_is_taken_out_of_a_model_in_which_it_was_merged(peft, tuning, do, few, hub, tmp_path):
+    """Of a run bit for bit; of a folder but for half a unit in the last place of the merged weight, and float32's of a
+    sum of four products."""
+    folder, arrays = peft(use_rslora=True)
+    base, ran = load_file(hub / "model.safetensors"), do(tuning(folder), tmp_path / "run")
+    whole = merged(hub, arrays, ALPHA / RANK**0.5, tmp_path / "whole")
+    with few(1):
+        convert(str(ran.folder), f"hf:{tmp_path / 'of_run'}", silent, without=str(ran.folder))
+        convert(f"hf:{whole}", f"hf:{tmp_path / 'of_folder'}", silent, without=f"hf:{folder}")
+    of_run, found, with_it = (
+        load_file(one / "model.safetensors") for one in (tmp_path / "of_run", tmp_path / "of_folder", whole)
+    )
+    assert base.keys() == of_run.keys() == found.keys()
+    for name, value in base.items():
+        np.testing.assert_array_equal(of_run[name], value, err_msg=name)
+        bound = 8 * np.finfo(np.float32).eps * (np.abs(value) + np.abs(with_it[name]).max())
+        assert np.all(np.abs(found[name] - value) <= (bound if f"{name.removesuffix('.weight')}" in ADAPTED else 0)), (
+            name
+        )
+    for settings, said in (
+        ({"use_dora": True}, "scales the weights too"),
+        ({"modules_to_save": ["norm"]}, "norm.weight anew"),
+    ):
+        with pytest.raises(UserError, match=said):
+            convert(f"hf:{whole}", f"hf:{tmp_path / 'other'}", silent, without=f"hf:{peft(**settings)[0]}")
+    for source, target, without in (("run", "hf:out", "hf:x"), ("hf:x", "run", "hf:y"), ("run", "hf:out", "other")):
+        with pytest.raises(UserError, match=rf"--without {without}: write axon convert RUN hf:DIR --without RUN"):
+            convert(source, target, silent, without=without)
 
 
 def changed(folder, arrays, settings=None):

@@ -138,6 +138,17 @@ def open_model(name: str) -> HubModel:
     )
 
 
+def open_unmerged(name: str, adapter: str) -> HubModel:
+    """The model `hf:DIR_OR_NAME` without an adapter of PEFT's that is merged in it.
+
+    Raises `UserError` for one that is no sum, or of other arrays than the model's.
+    """
+    folder, of_adapter = model_folder(name), model_folder(adapter)
+    found = _opened(name, folder, open_adapter(adapter, of_adapter), sign=-1.0)
+    found.pieces(found.model.build(), vocab_of(found.model))  # compares the adapter with the model's arrays
+    return found
+
+
 def check_base(adapter: Adapter, model: HubModel) -> None:
     """Raise `UserError` for an adapter that was trained beside another model, as far as that can be told: by the digest
     that Axon writes; of others by the model that they name, by its numbers where it is a folder here, else by the
@@ -160,7 +171,7 @@ def check_base(adapter: Adapter, model: HubModel) -> None:
         )
 
 
-def _opened(name: str, folder: Path, adapter: Adapter | None = None) -> HubModel:
+def _opened(name: str, folder: Path, adapter: Adapter | None = None, sign: float = 1.0) -> HubModel:
     config = read_json(folder / CONFIG)
     try:
         table = table_of(config)
@@ -168,13 +179,13 @@ def _opened(name: str, folder: Path, adapter: Adapter | None = None) -> HubModel
     except UserError as error:
         between = "/" if str(error).startswith(CONFIG) else f"/{CONFIG}: "
         raise UserError(f"{folder}{between}{error}") from error
-    weights = _weights(folder, config, adapter)
+    weights = _weights(folder, config, adapter, sign)
     model, remarks = with_own_arrays(table, model, weights)
     remarks += [f"config.json: fields that Axon does not read: {', '.join(unknown)}"] if unknown else []
     return HubModel(name, folder, config, table, model, weights, tuple(remarks))
 
 
-def _weights(folder: Path, config: Mapping[str, Any], adapter: Adapter | None) -> Weights:
+def _weights(folder: Path, config: Mapping[str, Any], adapter: Adapter | None, sign: float) -> Weights:
     few_bits = config.get("quantization_config")
     if adapter is None:
         return QuantizedWeights(folder, few_bits) if few_bits else Weights(folder)
@@ -183,7 +194,7 @@ def _weights(folder: Path, config: Mapping[str, Any], adapter: Adapter | None) -
             f"{adapter.name} is an adapter of {folder}, whose weights are in few bits: it is merged into a copy of "
             "that model in bfloat16 alone. Name one in base_model_name_or_path of its config"
         )
-    return AdaptedWeights(folder, adapter)
+    return AdaptedWeights(folder, adapter, sign)
 
 
 @jax.tree_util.register_static

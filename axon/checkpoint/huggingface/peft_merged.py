@@ -5,18 +5,25 @@ from pathlib import Path
 
 import numpy as np
 
-from axon.checkpoint.huggingface.peft import TABLE, Adapter
+from axon.checkpoint.huggingface.peft import BIAS, TABLE, Adapter
 from axon.checkpoint.huggingface.weights import Weights
 from axon.errors import UserError, suggest
 
 
 class AdaptedWeights(Weights):
     """The arrays of a model in whose matrices an adapter is merged, in float32: W + scale · B·A, of DoRA with its
-    magnitudes as norms; and in whose place are those that the adapter has anew."""
+    magnitudes as norms; and in whose place are those that the adapter has anew. `sign`: -1 where it is merged already,
+    and taken out: W − scale · B·A, of what is a sum alone."""
 
-    def __init__(self, folder: Path, adapter: Adapter):
+    def __init__(self, folder: Path, adapter: Adapter, sign: float = 1.0):
         super().__init__(folder)
-        self._adapter = adapter
+        self._adapter, self._sign = adapter, sign
+        if sign < 0 and (adapter.dora or adapter.saved):
+            what = "scales the weights too (use_dora)" if adapter.dora else f"has {min(adapter.saved)} anew"
+            raise UserError(
+                f"{adapter.name} {what}, and what they were is not in a model in which it is merged: name the one that "
+                f"it is of, {adapter.base}"
+            )
 
     def complete(self, prefix: str, wanted: Collection[str]) -> None:
         """As of `Weights`. Raises `UserError` for an adapter of arrays that the model has not, or of other shapes."""
@@ -64,7 +71,7 @@ class AdaptedWeights(Weights):
         if own is None:
             return base
         added = self._adapter.weights.read(own, where).astype(np.float32)
-        return base.astype(np.float32) + self._adapter.scale_of(name.removesuffix(".bias")) * added
+        return base.astype(np.float32) + self._scale(name.removesuffix(BIAS)) * added
 
     def _base(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
         own = self._adapter.saved.get(name)
@@ -74,12 +81,15 @@ class AdaptedWeights(Weights):
         """Some rows and columns of `out in`, of those of the base."""
         weights, factors, every = self._adapter.weights, self._adapter.factors[name], slice(None)
         a, b = weights.read(factors[0], (every, columns)), weights.read(factors[1], (rows, every))
-        merged = base + self._adapter.scale_of(name) * (b.astype(np.float32) @ a.astype(np.float32))
+        merged = base + self._scale(name) * (b.astype(np.float32) @ a.astype(np.float32))
         if not self._adapter.dora:
             return merged
         norm = np.linalg.norm(merged, axis=1, keepdims=True)
         magnitude = weights.read(factors[2], (rows,)).astype(np.float32)[:, None]
         return merged * np.divide(magnitude, norm, where=norm > 0, out=np.zeros_like(norm))
+
+    def _scale(self, name: str) -> float:
+        return self._sign * self._adapter.scale_of(name)
 
     def _is_transposed(self, factors: tuple[str, ...]) -> bool:
         """Whether the matrix lies as `in out`."""

@@ -16,6 +16,7 @@ from axon.plan.search import Plan
 from axon.run import Planned
 from axon.run.planned import model_sizes
 from axon.show.compile import collectives_table
+from axon.show.plan_why import why
 from axon.show.planning import PLANNED, Plans, own_values
 
 # ---- for a person ----------------------------------------------------------------------------------------------------
@@ -29,13 +30,13 @@ def print_plans(found: Plans) -> None:
     table = empty_table(title, "plan", *formats, *_HEADINGS)
     for number, plan in enumerate(found.plans, 1):
         table.add_row(str(number), *(recipe_name(plan) for _ in formats), *_row(plan))
-    best = found.plans[0]
+    best, *others = found.plans
     console.print(table, _memory(best), _step(best), sep="\n")
     if best.compiled:
         console.print(
             _compiled(found), collectives_table(best.compiled, "collectives of plan 1, as compiled"), sep="\n"
         )
-    lines = [f"plan {number}: {plan.why_not}" for number, plan in enumerate(found.plans[1:], 2)]
+    lines = [*why(best, found.target), *(f"plan {number}: {one.why_not}" for number, one in enumerate(others, 2))]
     lines += [f"dropped: {one.reason}; {one.plan.memory.gib:.1f} GiB were predicted" for one in found.dropped]
     lines += [f"links as measured: {found.question.links}"] * (found.question.links is not None)
     lines.append(f"predicted, not measured; {found.tried:,} fit, found in {found.took:.1f} s")
@@ -98,7 +99,9 @@ def _compiled(found: Plans) -> Table:
 
 
 def _step(plan: Plan) -> Table:
-    table = empty_table("a step of plan 1", "part", "mesh axes", "seconds", "meanwhile work runs", "longer by", "share")
+    table = empty_table(
+        "a step of plan 1", "part", "mesh axes", "GB", "by", "seconds", "latency", "hidden", "longer by", "share"
+    )
     for line in sorted(plan.seconds.lines, key=lambda line: -line.exposed):
         table.add_row(*_cells(line, plan.seconds.total))
     return table
@@ -107,19 +110,24 @@ def _step(plan: Plan) -> Table:
 def _cells(line: Line, total: float) -> Iterator[str]:
     yield line.name
     yield " ".join(line.mesh_axes) or "–"
+    yield f"{line.bytes / 1e9:.3g}" if line.bytes else "–"
+    yield line.algorithm or "–"
     yield f"{line.seconds:.3f}"
-    yield f"{line.hidden:.3f}" if line.hidden else "–"
+    yield f"{line.latency / line.seconds:.0%}" if line.latency else "–"
+    yield f"{min(line.hidden, line.seconds):.3f}" if line.hidden else "–"
     yield f"{line.exposed:.3f}"
     yield f"{line.exposed / total:.1%}"
+
+
+_WORDS = ("format", "mesh", "mesh axes", "by", "remat")
+"""Headings of columns of words."""
 
 
 def empty_table(title: str, *headings: str) -> Table:
     """A table without rows, whose columns but words are aligned at their ends."""
     table = Table(title=title, title_justify="left", box=None)
     for number, heading in enumerate(headings):
-        table.add_column(
-            heading, justify="left" if number == 0 or heading in ("format", "mesh", "mesh axes", "remat") else "right"
-        )
+        table.add_column(heading, justify="left" if number == 0 or heading in _WORDS else "right")
     return table
 
 
@@ -131,13 +139,19 @@ def plans_json(found: Plans) -> dict[str, Any]:
     target = {"target": found.target.name, "devices": found.target.devices, "config": str(found.question.config)}
     dropped = [{**plan_json(one.plan), "reason": one.reason, "needed": one.needed} for one in found.dropped]
     plans = {"plans": [plan_json(one) for one in found.plans], "dropped": dropped}
-    return {**target, "fitting": found.tried, "search_s": found.took, **plans}
+    return {
+        **target,
+        "why": [*why(found.plans[0], found.target)],
+        "fitting": found.tried,
+        "search_s": found.took,
+        **plans,
+    }
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """One plan, likewise."""
     lines = [
-        {"name": line.name, "mesh_axes": list(line.mesh_axes), "seconds": line.seconds, "exposed": line.exposed}
+        {name: _plain(value) for name, value in vars(line).items()} | {"exposed": line.exposed}
         for line in plan.seconds.lines
     ]
     return {

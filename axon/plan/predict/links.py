@@ -75,17 +75,35 @@ class Links:
     bandwidths: Bandwidths
 
     def gather(self, mesh_axes: Collection[str], size: float) -> float:
-        """Seconds in which every device gets an array of `size` bytes of which it has a part; a reduce-scatter of such
-        an array takes as long."""
-        near, far = self._group(mesh_axes)
+        """Seconds in which every device gets an array of `size` bytes of which it has a part, by the fastest algorithm.
+        A reduce-scatter of such an array takes as long."""
+        near, far = self.group(mesh_axes)
         if near * far == 1 or not size:
             return 0.0
-        inside = (near - 1) / near * size / self._near_bandwidth(near) + self._steps(near) * self.bandwidths.latency
+        return self._inside(near, size) if far == 1 else min(self.algorithms(mesh_axes, size).values())
+
+    def algorithm(self, mesh_axes: Collection[str], size: float) -> str:
+        """The fastest algorithm of such a gather, by which `gather` takes."""
+        found = self.algorithms(mesh_axes, size)
+        return min(found, key=lambda name: found[name])
+
+    def algorithms(self, mesh_axes: Collection[str], size: float) -> dict[str, float]:
+        """Seconds of such a gather by each algorithm: a ring through all devices; recursive doubling, within hosts and
+        then across (a tree); and the hierarchical one. Within a slice of a torus there are rings alone."""
+        (near, far), one = self.group(mesh_axes), self.bandwidths
+        count, rate = near * far, self._near_bandwidth(near)
+        if self.target.chip.torus and far == 1:
+            return {"ring": self._inside(near, size)}
+        slowest = rate if far == 1 else min(rate, near * one.network)  # each device of a host has a card of its own
+        steps = (count - far) * one.latency + (far > 1) * far * one.network_latency
+        ring = (count - 1) / count * size / slowest + steps
         if far == 1:
-            return inside
-        sent, steps = (far - 1) / far * size / near, math.log2(far)
-        across = sent / self.bandwidths.network + steps * self.bandwidths.network_latency
-        return max(inside, across)
+            return {"ring": ring, "tree": self._inside(near, size)}
+        steps = self._steps(near) * one.latency + math.log2(far) * one.network_latency
+        tree = (near - 1) / count * size / rate + (far - 1) / far * size / one.network + steps
+        across = (far - 1) / far * size / near / one.network + math.log2(far) * one.network_latency
+        hierarchical = {"hierarchical": max(self._inside(near, size), across)} if near > 1 else {}
+        return {"ring": ring, "tree": tree, **hierarchical}
 
     def reduce(self, mesh_axes: Collection[str], size: float) -> float:
         """Seconds of an all-reduce of `size` bytes: a reduce-scatter and a gather."""
@@ -93,7 +111,7 @@ class Links:
 
     def exchange(self, mesh_axes: Collection[str], size: float) -> float:
         """Seconds of an all-to-all in which each device has `size` bytes, a part for each of the others."""
-        near, far = self._group(mesh_axes)
+        near, far = self.group(mesh_axes)
         if near * far == 1 or not size:
             return 0.0
         hops = max(1.0, self._side(near) / 4) if self.target.chip.torus else 1.0
@@ -106,13 +124,17 @@ class Links:
         """Seconds in which each device sends `size` bytes to its neighbour along a mesh axis."""
         if self.mesh.get(mesh_axis, 1) == 1:
             return 0.0
-        if self._group((mesh_axis,))[1] > 1:
+        if self.group((mesh_axis,))[1] > 1:
             return size / self.bandwidths.network + self.bandwidths.network_latency
         return size / self.bandwidths.link + self.bandwidths.latency
 
+    def _inside(self, near: int, size: float) -> float:
+        """Seconds of a gather among devices that fast links join."""
+        return (near - 1) / near * size / self._near_bandwidth(near) + self._steps(near) * self.bandwidths.latency
+
     # ---- where mesh axes lie --------------------------------------------------------------------------------------
 
-    def _group(self, mesh_axes: Collection[str]) -> tuple[int, int]:
+    def group(self, mesh_axes: Collection[str]) -> tuple[int, int]:
         """How many of the devices along these axes fast links join, and how many such groups there are."""
         stride, near, far = 1, 1, 1
         for axis in reversed(list(self.mesh)):

@@ -42,13 +42,20 @@ others it is not known, and nothing is counted."""
 class Line:
     """One thing that a step does: seconds that it takes, and those of them during which other work runs.
 
-    `mesh_axes`: of a collective, those that it runs along.
+    `mesh_axes`: of a collective, those that it runs along. Of a line that is explained (`explained.py`) `bytes`: what
+    a device sends, or moves through its memory; `latency`: of its seconds, those of messages' latency; `algorithm`: of
+    its gathers; `behind`: what hides it; `axes`: of the model, those that the mesh axes split.
     """
 
     name: str
     seconds: float
     hidden: float = 0.0
     mesh_axes: tuple[str, ...] = ()
+    bytes: float = 0.0
+    latency: float = 0.0
+    algorithm: str = ""
+    behind: str = ""
+    axes: tuple[str, ...] = ()
 
     @property
     def exposed(self) -> float:
@@ -80,11 +87,15 @@ class Seconds:
 def seconds(shards: Shards, target: Target, bandwidths: Bandwidths | None = None) -> Seconds:
     """A step on `target`, whose links reach `bandwidths`, by default those of the table of chips."""
     links = Links(target, dict(shards.split.placement.mesh.shape), bandwidths or Bandwidths.of(target))
-    clock = _Clock(shards, target, links)
-    own = _on_shared_cores(clock.lines()) if target.platform == "cpu" else clock.lines()
-    lines = tuple(line for line in own if line.seconds)
-    total = sum(line.exposed for line in lines)
-    return Seconds(lines, shards.split.work.model_flops / (total * target.chip.peak * target.devices))
+    own = lines(shards, target, links)
+    total = sum(line.exposed for line in own)
+    return Seconds(own, shards.split.work.model_flops / (total * target.chip.peak * target.devices))
+
+
+def lines(shards: Shards, target: Target, links: Links) -> tuple[Line, ...]:
+    """The lines of a step that take time, over these links."""
+    own = _Clock(shards, target, links).lines()
+    return tuple(line for line in (_on_shared_cores(own) if target.platform == "cpu" else own) if line.seconds)
 
 
 def _on_shared_cores(lines: Iterable[Line]) -> Iterator[Line]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ from axon.axes import Execution
 from axon.chips.target import Target
 from axon.layout import Layout, Placement
 from axon.nn.remat import describe
+from axon.plan.predict.explained import explained
 from axon.plan.predict.links import Bandwidths
 from axon.plan.predict.memory import Memory, away, kept, memory, on_host
 from axon.plan.predict.seconds import Seconds, seconds
@@ -125,6 +126,11 @@ class Planner:
                     found = self._plan(shards, used)
         return found
 
+    def explained(self, plan: Plan) -> Plan:
+        """The plan, each line of its step with what it is made of."""
+        shards = Shards(self.split(plan.layout), plan.layout, plan.execution)
+        return replace(plan, seconds=explained(shards, self.target, self.bandwidths))
+
     def split(self, layout: Layout) -> Split:
         """The work under a layout's rows."""
         return Split(self.work, Placement.described(layout, self.target.devices, self.target.platform))
@@ -145,7 +151,7 @@ def best_of(planners: Sequence[Planner], count: int) -> list[Plan]:
         if kind not in seen and wanted and (accepted := one.accept(plan)):
             seen.add(kind)
             recipes.add(id(one))
-            found.append(accepted)
+            found.append(one.explained(accepted))
         if len(found) >= count and len(recipes) == len(planners):
             break
     return found

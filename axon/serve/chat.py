@@ -17,6 +17,7 @@ from axon.serve.chat_turns import WEIGHT, Renderer, Turns, marked_spans, turn_sp
 from axon.serve.left_out import check_written
 from axon.serve.special import Hiding, SpecialText
 from axon.serve.template import Template
+from axon.serve.weighted_parts import PARTS, weighted_parts
 
 Message = Mapping[str, Any]
 
@@ -93,15 +94,18 @@ class Chat:
         That is what the template marks by `{% generation %}`; else, of each message of the assistant, what is rendered
         after the prompt that opens it, up to the last special token there. The text is encoded once, as it is rendered
         whole: an id is the assistant's if it begins within its text. Such a message counts by its `weight`, 1 where it
-        has none; with 0, as in OpenAI's files, it is not learned. Raises as `ids`, for other weights, for messages or
+        has none; with 0, as in OpenAI's files, it is not learned; and parts of its content by its `weights`, see
+        `axon.serve.weighted_parts`. Raises as `ids`, for other weights, for messages or
         tools that the template leaves out, and for a template that marks nothing and does not render a chat's first
         messages as the beginning of the chat.
         """
-        plain = [{name: value for name, value in one.items() if name != WEIGHT} for one in messages]
+        plain = [{name: value for name, value in one.items() if name not in (WEIGHT, PARTS)} for one in messages]
         hidden, render = self._renderer(plain, tools, {})
         text, spans = marked_spans(render, hidden) if render.template.marks_turns else turn_spans(render, hidden)
         self._check_written(hidden, render)
-        return Turns.of(self._special.located(text, render.hiding), weighted_spans(spans, messages), self._tokenizer)
+        parts = weighted_parts(text, spans, [one["content"] for one in hidden], messages)
+        located = self._special.located(text, render.hiding)
+        return Turns.of(located, weighted_spans(spans, messages), self._tokenizer, parts)
 
     def reply(self, messages: Sequence[Message]) -> list[int]:
         """The ids of messages that follow an answer, and of the prompt that opens the next one.

@@ -4,6 +4,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from axon.data.tokenizer import Tokenizer
@@ -43,8 +44,15 @@ class Turns:
         return tuple(weight > 0 for weight in self.weights)
 
     @classmethod
-    def of(cls, located: Sequence[tuple[int, int, int]], spans: Mapping[Span, float], tokenizer: Tokenizer) -> "Turns":
-        """Of the ids, each with where it is in the text, those that begin in one of the spans, with its weight.
+    def of(
+        cls,
+        located: Sequence[tuple[int, int, int]],
+        spans: Mapping[Span, float],
+        tokenizer: Tokenizer,
+        parts: Mapping[Span, float] = MappingProxyType({}),
+    ) -> "Turns":
+        """Of the ids, each with where it is in the text, those that begin in one of the spans, with its weight; or
+        with that of one of its `parts`, if it begins there.
 
         White space after a special token there is the template's, and not learned; a token that ends texts and follows
         a span at once is. Where the text ends in a span without a special token, such an end is put after it, so that
@@ -57,7 +65,8 @@ class Turns:
                 continue
             closed = _closed(tokenizer, [ids[place] for place in own])
             for place in own[: closed or len(own)]:
-                weights[place] = weight
+                at = located[place][1]
+                weights[place] = next((of_part for (low, high), of_part in parts.items() if low <= at < high), weight)
             after = own[-1] + 1
             if not closed and after == len(ids):
                 ids.append(tokenizer.bos if tokenizer.bos in tokenizer.ends else min(tokenizer.ends))

@@ -122,13 +122,17 @@ class Pairwise(AnswerObjective, BySequence):
         """Whether there is such a pair, `batch pairs`."""
         return self.is_answer(batch)[..., 0]
 
+    def is_right(self, sides: Sides, batch: Batch) -> Array:
+        """Whether the answers of each pair compare as the pair says, `batch pairs`."""
+        return sides.difference > 0
+
     def total(self, values: tuple[Array, Sides], batch: Batch) -> Sums:
         """The sums over pairs of a loss and of what the answers are compared by, each `batch pairs`."""
         (loss, sides), real = values, self.is_pair(batch)
         total = jnp.sum(jnp.where(real, loss, 0))
         metrics = {
             "loss": loss,
-            "accuracy": (sides.difference > 0).astype(jnp.float32),
+            "accuracy": self.is_right(sides, batch).astype(jnp.float32),
             "margin": sides.difference,
             "chosen": sides.chosen,
             "rejected": sides.rejected,

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from axon.tune.checked_rewards import MatchesSchema, MathEqual
     from axon.tune.comparisons import Comparisons
     from axon.tune.environments import Calculator
+    from axon.tune.graded_comparisons import GradedComparisons
     from axon.tune.labelled import Labelled
     from axon.tune.labelled_texts import LabelledTexts
     from axon.tune.model_judge import ModelJudge
@@ -33,6 +34,7 @@ __all__ = [
     "Chats",
     "Comparisons",
     "ExactMatch",
+    "GradedComparisons",
     "Labelled",
     "LabelledTexts",
     "Matches",
@@ -63,6 +65,7 @@ _MODULE_OF = {
     "Chats": "chats",
     "Comparisons": "comparisons",
     "ExactMatch": "rewards",
+    "GradedComparisons": "graded_comparisons",
     "Labelled": "labelled",
     "LabelledTexts": "labelled_texts",
     "Matches": "rewards",

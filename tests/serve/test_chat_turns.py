@@ -203,6 +203,51 @@ def test_a_call_of_a_tool_is_learned_and_its_answer_is_not(tokenizer, tmp_path):
     assert written == '<|call|>{"name": "weather", "arguments": {"at": "Rome"}}<|im_end|>yes<|im_end|>'
 
 
+@pytest.mark.parametrize("name", ["chatml", "mistral", "marked"])
+def test_parts_of_an_answer_count_by_their_weights_token_by_token(name, tokenizer, tmp_path, rng):
+    """A token by where its text begins, all else of the message by its own weight."""
+    chat = chat_by(FAMILIES[name][0], tokenizer, tmp_path)
+    for _ in range(4):
+        content = "".join(rng.choice([*"abc de"], size=20)).strip() + "."
+        talk = [{"role": role, "content": content} for role in ("user", "assistant") * 2]
+        first, middle, last = sorted(rng.choice(len(content), size=3, replace=False).tolist())
+        parts = [[first, middle, 0], [middle, last, 2.5]]
+        turns, plain = chat.turns([*talk[:3], {**talk[3], "weight": 0.5, "weights": parts}]), chat.turns(talk)
+        by_character = [
+            0 if first <= at < middle else 2.5 if middle <= at < last else 0.5 for at in range(len(content))
+        ]
+        begin = tokenizer.decode(plain.ids).rindex(content)
+        expected = []
+        for place, learned in enumerate(plain.learned):
+            at = len(tokenizer.decode(plain.ids[:place])) - begin
+            weight = 0.5 if at >= -1 else 1.0  # the first answer's; a space may begin the second
+            expected.append((by_character[at] if 0 <= at < len(content) else weight) * learned)
+        assert turns.ids == plain.ids
+        assert list(turns.weights) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "user", "content": "abc", "weights": [[0, 1, 2]]}, r"messages\[0\]\.weights is of role 'user'"),
+        ({"weights": [[2, 9, 1]]}, r"messages\[1\]\.weights has \[2, 9, 1\]; expected .* to ≤ 3"),
+        ({"weights": [[0, 2, 1], [1, 3, 1]]}, r"has \[1, 3, 1\]; expected .* 2 ≤ from"),
+        ({"weights": [[0, 2, -1]]}, r"has \[0, 2, -1\]; expected"),
+        ({"weights": 3}, "not a list"),
+    ],
+)
+def test_parts_that_are_none_are_refused_by_place(message, said, tokenizer, tmp_path):
+    talk = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "abc"}]
+    talk = [message, talk[1]] if "role" in message else [talk[0], talk[1] | message]
+    with pytest.raises(UserError, match=said):
+        chat_by(FAMILIES["chatml"][0], tokenizer, tmp_path).turns(talk)
+    upper = EACH + "{{ m.role }}: {{ m.content | upper }}\n" + END + asks("assistant:")
+    with pytest.raises(UserError, match=r"messages\[1\]\.weights: the chat template does not write the content"):
+        chat_by(upper, tokenizer, tmp_path).turns(
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "abc", "weights": [[0, 1, 2]]}]
+        )
+
+
 def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_turns(tokenizer, tmp_path):
     rewriting = EACH + "{{ loop.length }}{{ m.role }}:{{ m.content }}\n" + END + asks("assistant:")
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]

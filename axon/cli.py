@@ -105,6 +105,9 @@ def tune(
     inspect: Annotated[
         int | None, typer.Option(min=1, help="Instead, print so many examples, what is learned of them in colour.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FILE", help="Of --inspect: a page instead of the terminal.")
+    ] = None,
     teacher: Annotated[
         str | None,
         typer.Option(
@@ -125,12 +128,14 @@ def tune(
 
         write_taught(_tree(config, set_, plan, run_dir), teacher, top, out, typer.echo)
         return
+    if inspect is None and html is not None:
+        raise UserError("--html is the file for what --inspect shows: give that too, as --inspect 20")
     if inspect is None:
         train(config, set_, plan, run_dir, steps)
         return
     from axon.commands.examples import show_examples
 
-    show_examples(_tree(config, set_, plan, run_dir), inspect)
+    show_examples(_tree(config, set_, plan, run_dir), inspect, html)
 
 
 @app.command("eval")

@@ -24,6 +24,7 @@ AXON = (
     "axon.train.optimizers",
     "axon.train.objective",
     "axon.train.distillation",
+    "axon.train.graded_reward",
     "axon.train.masked",
     "axon.train.spans",
     "axon.train.classification",

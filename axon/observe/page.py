@@ -11,7 +11,7 @@ from axon.foreign_json import NUMBER
 from axon.observe.charts import Line, Mark, chart, stacked_bar
 from axon.observe.goodput import PARTS, Goodput
 from axon.observe.lines import Record
-from axon.observe.page_style import STYLE
+from axon.observe.page_style import html_page
 from axon.observe.plot import series, smoothed
 from axon.observe.progress import duration
 
@@ -80,11 +80,7 @@ def page(run: Run, time: Goodput) -> str:
         _section("Configuration", f"<pre>{escape(run.config)}</pre>"),
         _section("Environment", _table(_flat(run.record))),
     ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{escape(run.name)}</title><style>{STYLE}</style>'
-    )
-    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{"".join(sections)}</main></body></html>\n'
+    return html_page(run.name, "".join(sections))
 
 
 def _section(title: str, body: str) -> str:

@@ -1,4 +1,6 @@
-"""The style sheet of a run's page, light and dark by the reader's own setting."""
+"""The frame and the style sheet of pages, light and dark by the reader's own setting."""
+
+from html import escape
 
 STYLE = """
 :root { --ink: #1f2328; --soft: #656d76; --paper: #ffffff; --card: #f6f8fa; --rule: #d8dee4;
@@ -64,5 +66,16 @@ figure { margin: 0; } figcaption { font-size: 13.5px; margin-left: 58px; }
 .answers td:first-child { min-width: 150px; } .answers b { display: block; font-weight: 500; }
 .answers small { color: var(--soft); }
 .none { color: var(--soft); }
+.learned { background: color-mix(in srgb, var(--good) 24%, transparent); color: var(--ink); border-radius: 3px; }
+pre.example { white-space: pre-wrap; overflow-wrap: anywhere; } .example small { color: var(--good); }
 @media (max-width: 560px) { td:first-child.number { white-space: normal; } .legend { margin-left: 0; } }
 """
+
+
+def html_page(title: str, body: str) -> str:
+    """A page with this content, as HTML."""
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title><style>{STYLE}</style>'
+    )
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'

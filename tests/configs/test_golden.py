@@ -18,6 +18,7 @@ INCLUDED = {
     "gemma",
     "llama3",
     "tune/chats",
+    "tune/hub_lora",
     *(f"models/{path.stem}" for path in (ROOT / "configs" / "models").iterdir()),
 }
 """Parts of other files, no runs of their own."""

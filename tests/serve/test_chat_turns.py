@@ -14,7 +14,7 @@ from axon.serve.chat import PLAIN, Chat
 SPECIAL = (
     *("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]"),
     *("</s>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|call|>"),
-    *("<|start|>", "<|message|>", "<|return|>"),
+    *("<|start|>", "<|message|>", "<|return|>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
 )
 EACH = "{% for m in messages %}"
 END = "{% endfor %}"
@@ -81,6 +81,10 @@ FAMILIES = {
         ),
         *("", "<|start|>system<|message|>$<|end|>", "<|start|>user<|message|>$<|end|>"),
         *("<|start|>assistant<|message|>", "<|end|>", ""),
+    ),
+    "deepseek": (
+        "{{ bos_token }}" + by_role("$", "<｜User｜>$", "<｜Assistant｜>$<｜end▁of▁sentence｜>", "<｜Assistant｜>"),
+        *(BOS, "$", "<｜User｜>$", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", ""),
     ),
     "marked": (
         EACH

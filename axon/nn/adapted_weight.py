@@ -1,7 +1,7 @@
 """A weight with a product of low rank beside it, W + scale · A·B."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,10 +52,7 @@ class AdaptedWeight(Operand):
         return y + self.scale * low_rank_product(self.axes, self.a, self.b, contraction, x, self._own)
 
     def grouped(self, bias: Any) -> Matrix:
-        low = LowRank(self.a.get_value(), self.b.get_value(), self.scale)
-        if isinstance(self.base, Operand):
-            return replace(self.base.grouped(bias), low=low)
-        return Matrix(axes.stored_array(self.base, "experts"), bias=bias, low=low)
+        return grouped_beside(self.base, bias, [(self.a, self.b)], self.scale)
 
     def looked_up(self, ids: Array, look_up: LookUp) -> Array:
         rows, table = ("batch", "seq.residual"), self.axes[1]
@@ -120,6 +117,14 @@ def factors_beside(declared: Param, inputs: Names, rank: int, drawn: Initializer
     groups, outputs, sizes = groups_of(declared.axes, inputs), outputs_of(declared.axes, inputs), {"rank": rank}
     a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, sizes=sizes)
     return a, beside(declared, (*groups, "rank", *outputs), constant(0.0), jnp.float32, sizes=sizes, decay=True)
+
+
+def grouped_beside(weight: Weight, bias: Any, factors: Sequence[tuple[Param, Param]], scale: float) -> Matrix:
+    """The matrices of experts that are the `base` of an operand, with products of low rank beside each."""
+    low = tuple(LowRank(a.get_value(), b.get_value(), scale) for a, b in factors)
+    if isinstance(weight, Operand):
+        return replace(weight.grouped(bias), low=low)
+    return Matrix(axes.stored_array(weight, "experts"), bias=bias, low=low)
 
 
 def derived_base(weight: Weight, value: Array) -> dict[str, Array]:

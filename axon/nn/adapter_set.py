@@ -13,9 +13,10 @@ from axon.axes import Names, base, einsum, shard, strip_roles
 from axon.axes.contraction import broadcast_to_axes
 from axon.axes.patterns import Contraction
 from axon.errors import UserError
-from axon.nn.adapted_weight import derived_base, factors_beside, low_rank_product
+from axon.nn.adapted_weight import derived_base, factors_beside, grouped_beside, low_rank_product
 from axon.nn.param import Param, fan_in
 from axon.nn.weight_transform import Operand, Weight
+from axon.parallel.expert import Matrix
 
 ADAPTERS = "adapters"
 """What the paths of adapters' factors have after the weight's: `WEIGHT/adapters/NAME/a`."""
@@ -69,6 +70,10 @@ class AdapterSet(Operand):
             factors, own = self.adapters[name], partial(self._own, number)
             y += self.scale * low_rank_product(self.axes, factors.a, factors.b, contraction, x, own)
         return y
+
+    def grouped(self, bias: Any) -> Matrix:
+        factors = [(self.adapters[name].a, self.adapters[name].b) for name in self.names]
+        return grouped_beside(self.base, bias, factors, self.scale)
 
     def derived(self, value: Array) -> dict[str, Array]:
         return derived_base(self.base, value)

@@ -114,7 +114,8 @@ class MoE(nnx.Module):
         )
         out = scope.placement.spec(("batch", "seq.residual", "embed"))
         form = sent_format(gate, up)
-        return through_experts(mesh, dispatcher, partial(self._on_rows, tree), arrays, x, *routed, out, form)
+        own = _own_ranks(scope, x, max(len(matrix.low) for matrix in (gate, up, down)))
+        return through_experts(mesh, dispatcher, partial(self._on_rows, tree), arrays, x, *routed, out, form, own)
 
     def _matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         """The matrices of gate, up and down, as they are stored."""
@@ -185,6 +186,15 @@ def _matrix(weight: Weight, bias: Param | None) -> Matrix:
     if isinstance(weight, Operand):
         return weight.grouped(of_bias)
     return Matrix(stored_array(weight, "MoE"), bias=of_bias)
+
+
+def _own_ranks(scope: Scope, x: Array, adapters: int) -> Array | None:
+    """Of each token of `x[batch seq embed]` which of the ranks are its own: those of the adapter that it is served
+    with, or a number for each of the `adapters` that are trained at once; None: all."""
+    if scope.own_ranks is not None or scope.sequence_adapters is None or not adapters:
+        return scope.own_ranks
+    own = scope.sequence_adapters[:, None, None] == jnp.arange(adapters)
+    return jnp.broadcast_to(own, (*x.shape[:2], adapters))
 
 
 def _weighted(h: Array, weights: Array) -> Array:

@@ -68,7 +68,7 @@ class MultiAdaptedWeight(AdaptedWeight):
 
     def grouped(self, bias: Any) -> Matrix:
         found = super().grouped(bias)
-        return replace(found, low=None) if _own_ranks() is None else found
+        return replace(found, low=()) if _own_ranks() is None else found
 
     def looked_up(self, ids: Array, look_up: LookUp) -> Array:
         return look_up(self.base, ids) if _own_ranks() is None else super().looked_up(ids, look_up)

@@ -12,7 +12,9 @@ from axon.plan.memory import arguments
 from axon.plan.predict.memory import Declared
 from axon.train.objective import Batch
 from axon.train.optimizers import frozen_paths
-from axon.train.pipelined import Pipeline, PipelinedGradients
+from axon.train.pipeline import Pipeline
+from axon.train.pipelined import PipelinedGradients
+from axon.train.references import Values
 from axon.train.state import State
 from axon.train.step import Program
 
@@ -24,17 +26,18 @@ def slot_sizes(program: Program, table: Table | None = None, remat: RematByKind 
         table: another than the one that runs, of as many chunks. remat: another policy than the execution's.
     """
     pipeline, runtime = stages_of(program), program.runtime
-    method, found = PipelinedGradients(pipeline, program.seed), []
-    frozen = frozen_paths(program.optimizer, runtime.parameters)
+    frozen, found = frozen_paths(program.optimizer, runtime.parameters), []
 
-    def trace(state: State, batch: Batch) -> tuple[()]:
+    def trace(state: State, batch: Batch, references: Values) -> tuple[()]:
         drawn = program.evaluator.drawn(batch, jax.random.key(program.seed))
+        method, drawn = program.beside(state, drawn, references)
+        assert isinstance(method, PipelinedGradients)
         found.append(method.slot_bytes(table or pipeline.table, state, drawn, frozen))
         return ()
 
     execution = runtime.execution if remat is None else replace(runtime.execution, remat=remat)
     with runtime.tracing(execution=execution):
-        jax.eval_shape(trace, program.abstract_state(), program.evaluator.abstract_batch)
+        jax.eval_shape(trace, program.abstract_state(), program.evaluator.abstract_batch, program.references.abstract)
     return found[0]
 
 

@@ -19,7 +19,7 @@ from axon.plan.predict.shards import Shards
 from axon.plan.slots import declared, slot_sizes, stages_of
 from axon.run import Train
 from axon.show.planning import own_shards
-from axon.train.pipelined import MOST_CELLS
+from axon.train.pipeline import MOST_CELLS
 from axon.train.step import Program
 
 COSTS = Costs()

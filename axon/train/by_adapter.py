@@ -18,7 +18,6 @@ from jax import Array
 from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.errors import UserError
-from axon.nn import parameters
 from axon.nn.adapter_set import ADAPTERS, is_of_adapter
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.router import Router
@@ -81,6 +80,9 @@ class ByAdapter(Objective):
     def check_references(self, module: Any, references: Mapping[str, Any]) -> None:
         self.objective.check_references(module, references)
 
+    def reference_values(self, name: str, module: Any, batch: Batch) -> Array | None:
+        return self.objective.reference_values(name, module, batch)
+
     def draw(self, module: Any, batch: Batch, key: Array) -> Batch:
         return self.objective.draw(module, batch, key)
 
@@ -135,13 +137,6 @@ class CoupledByAdapter(WholeBatch, ByAdapter):
 
 def _check_experts(module: Any) -> None:
     """Raise `UserError` for experts that adapters would share more of than the weights."""
-    for path, spec in parameters(module).items():
-        weight, _, factor = path.partition(f"/{ADAPTERS}/")
-        if factor.endswith("/a") and "experts" in spec.axes:
-            raise UserError(
-                f"LoRA.adapters are of experts' matrices too ({weight}), whose rows are in the order of the experts, "
-                "not of the sequences that train an adapter: leave them out, as by LoRA.paths = ('*/attention/*',)"
-            )
     for _, one in nnx.iter_modules(module):
         if isinstance(one, Router) and (fields := one.routing.of_all_tokens):
             raise UserError(

@@ -26,6 +26,7 @@ from axon.train.objective import SEQUENCES, Batch, Sums, paired
 from axon.train.optimizers import Parameters
 from axon.train.pipeline_split import LAYERS, joined
 from axon.train.pipelined import PipelinedGradients
+from axon.train.references import Values
 from axon.train.state import State
 from axon.train.update import Descent, Metrics, Update, clipped, metrics
 
@@ -117,10 +118,14 @@ class Delayed(Update):
 
     @cached_property
     def _batch(self) -> dict[str, ArraySpec]:
-        """The arrays of a batch, with what the objective draws of it."""
+        """The arrays of a batch, with what the objective draws of it and what frozen models say."""
         runtime, declared = self.runtime, self.evaluator.specs
+
+        def drawn_beside(batch: Batch, *values: Any) -> Batch:
+            return self.evaluator.with_references(self.evaluator.drawn(batch, jax.random.key(0)), *values)
+
         with runtime.tracing():
-            drawn = jax.eval_shape(lambda x: self.evaluator.drawn(x, jax.random.key(0)), runtime.abstract(declared))
+            drawn = jax.eval_shape(drawn_beside, runtime.abstract(declared), *self._values)
         unchanged = {name for name, spec in declared.items() if name in drawn and drawn[name].shape == spec.shape}
         new = {name: self._drawn(shape) for name, shape in drawn.items() if name not in {SEQUENCES, *unchanged}}
         return {name: declared[name] for name in unchanged} | new
@@ -135,16 +140,23 @@ class Delayed(Update):
     def _shapes(self) -> tuple[Any, Any, Any, Any]:
         """Memory, sums, and statistics and reports of the blocks of each segment."""
         runtime = self.runtime
-        specs = nested(runtime.parameters), nested(runtime.variables), self._batch
 
-        def shapes(parameters: Any, variables: Any, batch: Batch) -> Any:
+        def shapes(batch: Batch, references: Values, parameters: Any, variables: Any) -> Any:
             batch = {**batch, SEQUENCES: axes.shard(jnp.arange(self.evaluator.batch, dtype=jnp.int32), "batch")}
             state = State(jnp.zeros((), jnp.int32), parameters, None, variables)
-            parts = self.gradients.parts(state, batch, self.gradients.counts(batch), self.descent.frozen)
-            return in_flight(self.table, parts)
+            bound = self.evaluator.frozen(references, parameters, variables)
+            method = replace(self.gradients, references=bound)
+            return in_flight(self.table, method.parts(state, batch, method.counts(batch), self.descent.frozen))
 
         with runtime.tracing():
-            return jax.eval_shape(shapes, *map(runtime.abstract, specs))
+            return jax.eval_shape(shapes, runtime.abstract(self._batch), *self._values)
+
+    @property
+    def _values(self) -> tuple[Any, Any, Any]:
+        """The arrays of the frozen models, parameters and variables: shapes, dtypes and shardings."""
+        runtime = self.runtime
+        own = map(runtime.abstract, (nested(runtime.parameters), nested(runtime.variables)))
+        return self.evaluator.references.abstract, *own
 
     def _trained(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {path: value for path, value in values.items() if path not in self.descent.frozen}
@@ -155,7 +167,8 @@ class Delayed(Update):
         before = state.in_flight
         earlier: Batch = {**before.batch, SEQUENCES: batch[SEQUENCES]}
         counts = gradients.counts(earlier)
-        found, sums, left = self._period(state, batch, earlier)
+        assert isinstance(gradients, PipelinedGradients)
+        found, sums, left = self._period(gradients, state, batch, earlier)
         found, norms = clipped(found, self.descent.optimizer.clip)
         reported = metrics(self.descent.rate(state), sums, counts, norms)
         after = replace(self.descent.applied(state, found), in_flight=left)
@@ -167,9 +180,11 @@ class Delayed(Update):
         kept = replace(before, step=after.step, in_flight=after.in_flight)
         return jax.tree.map(lambda new, old: new if new is old else jnp.where(pending, new, old), after, kept)
 
-    def _period(self, state: State, batch: Batch, earlier: Batch) -> tuple[Any, Sums, InFlight]:
+    def _period(
+        self, method: PipelinedGradients, state: State, batch: Batch, earlier: Batch
+    ) -> tuple[Any, Sums, InFlight]:
         """Gradients and sums of the batch before, and what is in flight of this one."""
-        method, before, frozen = self.gradients, state.in_flight, self.descent.frozen
+        before, frozen = state.in_flight, self.descent.frozen
         values = nested(flattened(state.parameters) | flattened(before.parameters))
         began = replace(_earlier(state), parameters=values, variables=before.variables)
         method.pipeline.log("pipeline", self.table)

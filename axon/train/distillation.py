@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
@@ -111,13 +111,15 @@ class Distillation(Taught):
     def factor(self) -> float:
         return self.temperature**2
 
+    def reference_values(self, name: str, module: Any, batch: Batch) -> Array:
+        """The last layer's output, `batch seq embed`: logits are made of it in blocks, and never exist whole."""
+        return module.hidden(NextToken().inputs(batch))[0]
+
     def values(
         self, module: Any, batch: Batch, key: Array | None = None, teacher: Any = None
     ) -> tuple[tuple[Array, Array], Auxiliary]:
-        text = NextToken()
-        x, _, auxiliary = module.hidden(text.inputs(batch, key))
-        of_teacher = lax.stop_gradient(teacher.hidden(text.inputs(batch))[0])
-        by_token = token_divergence(x, module.output, of_teacher, teacher.output, self.kind(self.temperature))
+        x, _, auxiliary = module.hidden(NextToken().inputs(batch, key))
+        by_token = token_divergence(x, module.output, batch["teacher"], teacher.output, self.kind(self.temperature))
         return (by_token, token_nll(x, module.output, batch["targets"])[0]), auxiliary
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -15,13 +15,14 @@ from axon import axes
 from axon.axes import ArraySpec, axes_used, parse_names
 from axon.errors import UserError
 from axon.layout import validate
+from axon.nn.auxiliary import Auxiliary
 from axon.nn.capabilities import HasDims
 from axon.nn.language_model import RESIDUAL
 from axon.parallel.pipeline.execute import PIPE
 from axon.runtime import Runtime, nested
-from axon.train import feed
+from axon.train import feed, pipeline_forwards
 from axon.train.objective import SEQUENCES, Batch, Objective, Sums
-from axon.train.pipelined import Pipeline
+from axon.train.pipeline import Pipeline
 from axon.train.references import References, Values
 
 BATCH = ("batch", "seq")
@@ -62,7 +63,8 @@ class Evaluator:
         def sums(values: Any, variables: Any, batch: Batch, references: Values) -> Any:
             key, module = jax.random.key(0), runtime.bind(values, variables)
             frozen = self.references.bound(references, values, variables)
-            return self.objective.sums(module, self.drawn(batch, key), key, **frozen)
+            drawn = self.objective.with_references(self.drawn(batch, key), frozen)
+            return self.objective.sums(module, drawn, key, **frozen)
 
         parts = nested(runtime.parameters), nested(runtime.variables), self.specs, self.references.specs
         declared = jax.tree.leaves((*parts[:2], parts[3]))
@@ -79,8 +81,9 @@ class Evaluator:
         def evaluate(
             parameters: Any, variables: Any, batch: Batch, references: Values
         ) -> dict[str, tuple[Array, Array]]:
-            batch = self.drawn(batch, jax.random.key(0))
-            sums = self._sums(parameters, variables, batch, references)
+            values = references, parameters, variables
+            batch = self.with_references(self.drawn(batch, jax.random.key(0)), *values)
+            sums = self._sums(parameters, variables, batch, self.frozen(*values))
             counts = self.objective.counts(batch)
             return {name: (value, counts.get(name, counts["tokens"])) for name, value in sums.metrics.items()}
 
@@ -91,11 +94,32 @@ class Evaluator:
         batch = {**batch, SEQUENCES: axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")}
         return self.objective.draw(self.runtime.module, batch, key)
 
-    def _sums(self, parameters: Any, variables: Any, batch: Batch, references: Values) -> Sums:
+    def frozen(self, references: Values, parameters: Any, variables: Any) -> dict[str, Any]:
+        """Name → the frozen module with its arrays; on stages without blocks, as `with_references` has run these."""
+        frozen = self.references.bound(references, parameters, variables)
+        for name, module in frozen.items() if self.pipeline is not None else ():
+            module.layers = partial(_not_called, type(self.objective).__name__, name)
+        return frozen
+
+    def with_references(self, batch: Batch, references: Values, parameters: Any, variables: Any) -> Batch:
+        """On stages, a batch with what frozen models say of it, by forwards alone; else as it is: that of each part is
+        computed with its sums."""
+        named = self.references.arrays(references, parameters, variables)
+        for name, pipeline in self.frozen_pipelines.items():
+
+            def run(module: Any, part: Batch, name: str = name) -> tuple[dict[str, Any], Auxiliary]:
+                return {name: self.objective.reference_values(name, module, part)}, Auxiliary()
+
+            own = named[name]["parameters"], named[name]["variables"]
+            values, _ = pipeline_forwards.values(pipeline, *own, batch, run, f"forwards of {name!r}")
+            batch = {**batch, **values}
+        return batch
+
+    def _sums(self, parameters: Any, variables: Any, batch: Batch, frozen: dict[str, Any]) -> Sums:
         if self.pipeline is not None:
-            return self.pipeline.sums(parameters, variables, batch)
-        module = self.runtime.bind(parameters, variables)
-        return self.objective.sums(module, batch, **self.references.bound(references, parameters, variables))
+            return pipeline_forwards.sums(self.pipeline, parameters, variables, batch, frozen)
+        batch = self.objective.with_references(batch, frozen)
+        return self.objective.sums(self.runtime.bind(parameters, variables), batch, **frozen)
 
     @cached_property
     def pipeline(self) -> Pipeline | None:
@@ -103,6 +127,19 @@ class Evaluator:
         if self.runtime.placement.mesh.shape.get(PIPE, 1) == 1:
             return None
         return Pipeline(self.runtime, self.objective, self.seq)
+
+    @cached_property
+    def frozen_pipelines(self) -> dict[str, Pipeline]:
+        """Name → the pipeline of each frozen model of the objective, where the mesh has stages. Raises `UserError` for
+        one that cannot run so."""
+        names = sorted(self.references.of_objective) if self.pipeline is not None else ()
+        return {name: self._frozen_pipeline(name) for name in names}
+
+    def _frozen_pipeline(self, name: str) -> Pipeline:
+        try:
+            return Pipeline(self.references.runtime(name), self.objective, self.seq)
+        except UserError as error:
+            raise type(error)(f"the frozen model {name!r}: {error}") from error
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """The sequences of this process of the global batch (`host_sequences`), as sharded global arrays.
@@ -155,3 +192,11 @@ class Evaluator:
     def specs(self) -> dict[str, ArraySpec]:
         """The arrays of a global batch."""
         return dict(self.objective.specs(self.batch, self.seq))
+
+
+def _not_called(objective: str, name: str, *arguments: Any) -> Any:
+    """In place of a frozen model's blocks."""
+    raise UserError(
+        f"{objective} calls the frozen model {name!r} in `sums`, and on the stages of a pipeline its blocks run "
+        f"before: let `reference_values` give what is needed of it, or take the mesh axis {PIPE!r} out of Layout.mesh"
+    )

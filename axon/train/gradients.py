@@ -13,12 +13,11 @@ from axon import axes
 from axon.axes.specs import mesh_axes_of
 from axon.axes.statistics import combined_devices, empty_report
 from axon.layout import Placement
-from axon.nn.auxiliary import Auxiliary
 from axon.nn.param import VariableSpec
 from axon.runtime import Runtime, flattened, nested
 from axon.train.objective import Batch, Objective, Sums, means, reduced
 from axon.train.state import State
-from axon.train.whole_batch import COTANGENT, LINEAR, Features, Linearised, WholeBatch, joined
+from axon.train.whole_batch import Features, Linearised, WholeBatch, by_cached_gradients
 
 Counts = Mapping[str, Array]
 
@@ -73,6 +72,7 @@ class Gradients:
         def mean(values: Any, reports: Mapping[str, Array], part: Batch) -> tuple[Array, Sums]:
             weights = {path: axes.with_place(stored[path], value) for path, value in (values | still).items()}
             module = self.runtime.bind(nested(weights), nested(reporting(flattened(state.variables), reports)))
+            part = self.objective.with_references(part, self.references)
             sums = self.objective.sums(module, part, key, **self.references)
             return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
 
@@ -100,19 +100,14 @@ class Gradients:
         module, key = self.runtime.bind(state.parameters, state.variables), self._key(state)
 
         def features(_: None, part: Batch) -> tuple[None, Features]:
+            part = objective.with_references(part, self.references)
             return None, objective.features(module, part, key, **self.references)[0]
 
-        def mean(features: Features) -> tuple[Array, Sums]:
-            sums = objective.coupled(features, batch)
-            return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
+        def linear(objective: Linearised, batch: Batch, counts: Counts) -> tuple[Any, Sums]:
+            return replace(self, objective=objective)(state, batch, counts, frozen)
 
         _, parts = jax.lax.scan(features, None, microbatches(batch, self.runtime.layout.microbatches))
-        cotangents, whole = jax.grad(mean, has_aux=True)(joined(parts))
-        with_cotangents = {**batch, **{COTANGENT + name: cotangent for name, cotangent in cotangents.items()}}
-        linear = replace(self, objective=Linearised(objective))
-        gradients, sums = linear(state, with_cotangents, {**counts, LINEAR: jnp.ones(())}, frozen)
-        auxiliary = {name: value for name, value in sums.minimised.items() if name != LINEAR}
-        return gradients, whole.with_auxiliary(Auxiliary(auxiliary, sums.statistics))
+        return by_cached_gradients(objective, from_microbatches(parts), batch, counts, linear)
 
     def _accumulated(self, differentiated: Callable[..., Any], values: Any, batch: Batch) -> tuple[Any, Sums]:
         """Gradients and sums, added up over the microbatches of `batch`.
@@ -182,6 +177,11 @@ def microbatches(batch: Batch, number: int) -> Batch:
         return jnp.swapaxes(x.reshape(x.shape[0] // number, number, *x.shape[1:]), 0, 1)
 
     return {name: split(value) for name, value in batch.items()}
+
+
+def from_microbatches(parts: Mapping[str, Array]) -> dict[str, Array]:
+    """The inverse of `microbatches`: `micro batch …` → `batch …`."""
+    return {name: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]) for name, x in parts.items()}
 
 
 def with_deferred_gradients(runtime: Runtime, values: Any) -> Any:

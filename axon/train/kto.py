@@ -10,7 +10,7 @@ from jax import Array, lax
 from axon.checks import check_range
 from axon.nn.auxiliary import Auxiliary
 from axon.train.objective import Batch, Sums
-from axon.train.preference import check_language_models
+from axon.train.preference import REFERENCE, check_language_models
 from axon.train.whole_batch import CoupledExamples, Features
 
 DESIRABLE, UNDESIRABLE, MISMATCHED = range(3)
@@ -35,7 +35,7 @@ class KTO(CoupledExamples):
     `rejected`, means of β·r over desirable and over undesirable answers.
     """
 
-    references: ClassVar[frozenset[str]] = frozenset({"reference"})
+    references: ClassVar[frozenset[str]] = frozenset({REFERENCE})
 
     beta: float = 0.1
     desirable: float = 1.0
@@ -56,12 +56,16 @@ class KTO(CoupledExamples):
         own = {"chosen": each[DESIRABLE], "rejected": each[UNDESIRABLE]}
         return {"tokens": jnp.sum(batch["weights"])} | named | own
 
+    def reference_values(self, name: str, module: Any, batch: Batch) -> Array:
+        """The log-probability of each answer, as of `logp`."""
+        return self.logp(module, batch)[0]
+
     def features(
-        self, module: Any, batch: Batch, key: Array | None = None, *, reference: Any
+        self, module: Any, batch: Batch, key: Array | None = None, **references: Any
     ) -> tuple[Features, Auxiliary]:
         """`ratio`, log π/π_ref of each answer, `batch example side`."""
         logp, auxiliary = self.logp(module, batch, key)
-        return {RATIO: logp - lax.stop_gradient(self.logp(reference, batch)[0])}, auxiliary
+        return {RATIO: logp - batch[REFERENCE]}, auxiliary
 
     def coupled(self, features: Features, batch: Batch) -> Sums:
         ratio, real = features[RATIO], self.is_answer(batch)

@@ -85,7 +85,8 @@ class Objective(ABC):
     """What `loss` is a mean over, for messages and plots: a word in the singular, as "image"."""
 
     references: ClassVar[frozenset[str]] = frozenset()
-    """Names of the frozen models that it needs, of `Train.references`: `sums` is given each as a keyword."""
+    """Names of the frozen models that it needs, of `Train.references`: `sums` is given each as a keyword, and in the
+    batch what `reference_values` says by it."""
 
     derived: ClassVar[frozenset[str]] = frozenset()
     """Arrays of its batch that a feed has it make of the others, before the step."""
@@ -122,6 +123,21 @@ class Objective(ABC):
         """Of a global batch and its `SEQUENCES`, the batch that `counts` and `sums` are given parts of, each array's
         first axis `batch`. `key` follows from the run's seed and the step; in evaluation it is always the same."""
         return batch
+
+    def reference_values(self, name: str, module: Any, batch: Batch) -> Array | None:
+        """What the frozen model `name` says of a part of a batch: an array with a first axis `batch`, which `sums`
+        finds in the batch under that name; None for nothing. It calls the model once.
+
+        On the stages of a pipeline, where `sums` cannot call a frozen model's blocks, all microbatches' are computed
+        before the pass of the trained model.
+        """
+        return None
+
+    def with_references(self, batch: Batch, references: Mapping[str, Any]) -> Batch:
+        """A part of a batch, with what the frozen models say of it."""
+        said = {name: self.reference_values(name, module, batch) for name, module in references.items()}
+        known = {name: value for name, value in said.items() if value is not None}
+        return {**batch, **jax.lax.stop_gradient(known)}
 
     def counts(self, batch: Batch) -> dict[str, Array]:
         """By name of a sum, the count that divides it, of a part of a batch; a function of the data alone.

@@ -1,11 +1,10 @@
-"""An objective's sums cut at a model's depth: what comes before its blocks, these, and what comes after."""
+"""A function of a model cut at the model's depth: what comes before its blocks, these, and what comes after."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from axon.errors import UserError
@@ -13,8 +12,8 @@ from axon.nn import Auxiliary, Inputs
 from axon.parallel.pipeline.execute import PIPE
 from axon.parallel.pipeline.partition import NOTHING, Partition, padding
 from axon.runtime import Runtime, nested
-from axon.train.gradients import Counts, reporting
-from axon.train.objective import Batch, Objective, Sums, means
+from axon.train.gradients import reporting
+from axon.train.objective import Batch
 
 LAYERS = "layers/"
 """Where the paths of a language model's blocks begin."""
@@ -22,18 +21,19 @@ LAYERS = "layers/"
 
 @dataclass(frozen=True)
 class PipelineSplit:
-    """The parts of `objective` of a model, as pure functions of those values that are not `fixed`.
+    """The parts of `run`, a function of a model and a microbatch, as pure functions of those values that are not
+    `fixed`.
 
-    Both ends are of any objective that calls the model once. `parts` is a batch as microbatches, `counts` what its sums
-    are divided by; `key` is as of `Objective.sums`. `fixed`: path → value of what no gradient is made for.
+    Args:
+        run: calls the model once. name: of it, for messages. parts: a batch as microbatches. fixed: path → value of
+            what no gradient is made for.
     """
 
     runtime: Runtime
-    objective: Objective
     partition: Sequence[Partition]
     parts: Batch
-    counts: Counts
-    key: Array | None
+    run: Callable[[Any, Batch], Any]
+    name: str
     fixed: Mapping[str, Any]
 
     def first(self, outer: Mapping[str, Array], number: Array) -> Array:
@@ -79,8 +79,8 @@ class PipelineSplit:
         statistics = auxiliary.within(LAYERS.rstrip("/")).statistics
         return x, auxiliary.losses, self.by_segment(statistics)
 
-    def last(self, outer: Mapping[str, Array], x: Array, losses: Any, number: Array) -> tuple[Array, Sums]:
-        """What is minimised, of a microbatch, and its sums."""
+    def last(self, outer: Mapping[str, Array], x: Array, losses: Any, number: Array) -> Any:
+        """What `run` gives of a microbatch."""
         module = self._bound({**outer, **self.fixed})
         calls = []
 
@@ -89,24 +89,22 @@ class PipelineSplit:
             return x, None, Auxiliary(losses)
 
         module.layers = depth
-        sums = self.objective.sums(module, self._microbatch(number), self.key)
+        found = self.run(module, self._microbatch(number))
         if len(calls) != 1:
             raise UserError(
-                f"{type(self.objective).__name__} calls the model {len(calls)} times for a batch, and a pipeline runs "
+                f"{self.name} calls the model {len(calls)} times for a batch, and a pipeline runs "
                 f"it once. Take the mesh axis {PIPE!r} out of Layout.mesh"
             )
-        return sum(means(sums.minimised, self.counts).values(), jnp.zeros(())), sums
+        return found
 
     def _before(self, module: Any, part: Batch) -> tuple[Any, Inputs]:
         """The stream before the first block, and what blocks are given besides."""
         module.layers = _stop
         try:
-            self.objective.sums(module, part, self.key)
+            self.run(module, part)
         except _Reached as reached:
             return reached.x, reached.inputs
-        raise UserError(
-            f"{type(self.objective).__name__} does not call the model's blocks: there is nothing to pipeline"
-        )
+        raise UserError(f"{self.name} does not call the model's blocks: there is nothing to pipeline")
 
     def _microbatch(self, number: Array) -> Batch:
         return {name: jax.lax.dynamic_index_in_dim(x, number, keepdims=False) for name, x in self.parts.items()}

@@ -16,6 +16,7 @@ from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
 from axon.errors import UserError
 from axon.nn import token_nll
 from axon.train.objective import Batch, NextToken, Objective, Sums
+from axon.train.preference import REFERENCE
 
 SAMPLED = {"logprobs": jnp.float32, "advantages": jnp.float32}
 """The arrays of a batch of sampled answers beside those of text, each `batch seq`, and their dtypes: of each target
@@ -81,7 +82,7 @@ class PolicyObjective(Objective):
     @property
     def references(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The frozen model that the divergence is from, if there is one."""
-        return frozenset({"reference"} if self.kl else ())
+        return frozenset({REFERENCE} if self.kl else ())
 
     def specs(self, batch: int, seq: int) -> Specs:
         own = {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in SAMPLED.items()}
@@ -134,13 +135,13 @@ class PolicyObjective(Objective):
 
     def estimates(self, module: Any, batch: Batch, reference: Any = None) -> dict[str, Array]:
         """What `learned` needs of a model, by name, `batch seq`: with "k1" log-probabilities of the frozen one."""
-        return {"reference": frozen_logp(reference, batch)} if self.rewards_kl else {}
+        return {REFERENCE: frozen_logp(reference, batch)} if self.rewards_kl else {}
 
     def divergence(self, batch: HostBatch, estimates: Mapping[str, np.ndarray]) -> np.ndarray:
         """log(π_sampler/π_ref) of each sampled token, `batch seq`; 0 of others, and where it is no part of rewards."""
         if not self.rewards_kl:
             return np.zeros(batch["weights"].shape)
-        return np.where(batch["weights"] > 0, batch["logprobs"] - estimates["reference"], 0.0)
+        return np.where(batch["weights"] > 0, batch["logprobs"] - estimates[REFERENCE], 0.0)
 
     def divergence_metrics(self, divergence: np.ndarray, batch: HostBatch) -> dict[str, float]:
         """The mean of `divergence` over the sampled tokens, where it is a part of rewards."""
@@ -153,14 +154,18 @@ class PolicyObjective(Objective):
         policy = {"token": tokens, "sequence": answers, "constant": answers * self.constant}
         return {"tokens": tokens, "policy": policy[self.mean]}
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None) -> Sums:
-        x, _, auxiliary = module.hidden(NextToken().inputs(batch, key))
-        return self.policy_sums(module, x, batch, reference).with_auxiliary(auxiliary)
+    def reference_values(self, name: str, module: Any, batch: Batch) -> Array | None:
+        """The log-probability of each target, `batch seq`, where the divergence is a part of the loss."""
+        return None if self.rewards_kl else frozen_logp(module, batch)
 
-    def policy_sums(self, module: Any, x: Array, batch: Batch, reference: Any) -> Sums:
+    def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
+        x, _, auxiliary = module.hidden(NextToken().inputs(batch, key))
+        return self.policy_sums(module, x, batch).with_auxiliary(auxiliary)
+
+    def policy_sums(self, module: Any, x: Array, batch: Batch) -> Sums:
         """The sums of the policy's loss, of its last hidden state `x`."""
         weights, logp = batch["weights"], -token_nll(x, module.output, batch["targets"])[0]
-        beside = None if reference is None or self.rewards_kl else frozen_logp(reference, batch)
+        beside = batch.get(REFERENCE)
         loss = jnp.sum(self.scale(batch) * self.token_losses(logp, batch, beside))
         reported = {"loss": -logp, "clipped": self._is_clipped(logp, batch)}
         reported |= {} if beside is None else {"kl": _k3(logp, beside)}

@@ -97,10 +97,10 @@ class PPO(PolicyObjective):
 
     # ---- the step --------------------------------------------------------------------------------------------------
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None) -> Sums:
+    def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
         inputs = NextToken().inputs(batch, key)
         x, _, auxiliary = module.hidden(inputs)
-        policy = self.policy_sums(module, x, batch, reference)
+        policy = self.policy_sums(module, x, batch)
         values, own = module.critic(x, inputs)
         loss = jnp.sum(batch["weights"] * self.value_losses(values, batch))
         outside = (jnp.abs(values - batch["values"]) > self.value_clip).astype(jnp.float32)

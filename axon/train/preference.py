@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from axon.axes import ArraySpec, einsum
 from axon.axes.array_spec import Specs
@@ -21,6 +21,9 @@ from axon.train.objective import TEXT, Batch, BySequence, NextToken, Objective, 
 ANSWERS = "answers"
 """What a batch of pairs has in the place of `documents`: 2·p where a token is of the chosen, 2·p + 1 where it is of the
 rejected text of the p-th pair of its sequence, -1 where it is padding; of examples with n sides, n·p + side."""
+
+REFERENCE = "reference"
+"""Name of the frozen model that answers are compared by, and in a batch of what it says of them."""
 
 PAIR = "pair"
 """The unit of an objective whose loss is a mean over pairs of answers."""
@@ -180,11 +183,15 @@ class Preference(Pairwise):
     def compared(self, answers: Answers) -> tuple[Array, Sides]:
         """The loss of each pair, `batch pairs`, and what its answers are compared by."""
 
+    def reference_values(self, name: str, module: Any, batch: Batch) -> Array:
+        """The log-probability of each answer, as of `logp`."""
+        return self.logp(module, batch)[0]
+
     def values(
-        self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None
+        self, module: Any, batch: Batch, key: Array | None = None, **references: Any
     ) -> tuple[tuple[Array, Sides], Auxiliary]:
         logp, auxiliary = self.logp(module, batch, key)
-        beside = None if reference is None else sides_of(lax.stop_gradient(self.logp(reference, batch)[0]))
+        beside = sides_of(batch[REFERENCE]) if REFERENCE in self.references else None
         tokens = sides_of(jnp.maximum(self.summed(batch["weights"], batch), 1))
         return self.compared(Answers(sides_of(logp), tokens, beside)), auxiliary
 
@@ -206,7 +213,7 @@ class DPO(Preference):
             (conservative DPO, Mitchell 2023).
     """
 
-    references: ClassVar[frozenset[str]] = frozenset({"reference"})
+    references: ClassVar[frozenset[str]] = frozenset({REFERENCE})
 
     beta: float = 0.1
     smoothing: float = 0.0
@@ -226,7 +233,7 @@ class DPO(Preference):
 class IPO(Preference):
     """(Δ − 1 / (2·τ))², Δ as of `DPO` (Azar et al., arXiv:2310.12036, equation 17); `beta` is τ."""
 
-    references: ClassVar[frozenset[str]] = frozenset({"reference"})
+    references: ClassVar[frozenset[str]] = frozenset({REFERENCE})
 
     beta: float = 0.1
 

@@ -23,7 +23,8 @@ class References:
     Args:
         runtimes: name → the model on the layout of what is trained. values: their arrays, once they are given.
         bases: name → a runtime of the trained model without its adapters, whose arrays are the state's.
-        trained: the runtime of what is trained. of_objective: names of those that the objective is given.
+        trained: the runtime of what is trained. of_objective: names of those that the objective is given. on_stages:
+            why they cannot be cut into a pipeline's stages, or nothing.
     """
 
     runtimes: Mapping[str, Runtime] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class References:
     trained: Runtime | None = None
     values: dict[str, Any] = field(default_factory=dict)
     of_objective: frozenset[str] = frozenset()
+    on_stages: str = ""
 
     @classmethod
     def of(
@@ -69,6 +71,7 @@ class References:
             {name: Runtime(like.model, like.layout, transforms=kept, **shared) for name in bases},
             like,
             of_objective=objective.references,
+            on_stages=_on_stages(objective, of_data),
         )
 
     def give(self, name: str, parameters: Any, variables: Any = None) -> None:
@@ -104,20 +107,27 @@ class References:
     @property
     def modules(self) -> dict[str, Any]:
         """Name → the module, without arrays, of those that the objective is given."""
-        both = (*self.runtimes.items(), *self.bases.items())
-        return {name: runtime.module for name, runtime in both if name in self.of_objective}
+        return {name: self.runtime(name).module for name in sorted(self.of_objective)}
 
-    def bound(self, values: Values, parameters: Any, variables: Any) -> dict[str, Any]:
-        """Name → the module with its arrays, of those that the objective is given; `parameters` and `variables` are
-        those of what is trained."""
-        named = [name for name in self.runtimes if name in self.of_objective]
-        modules = {name: self.frozen(name, values[name]) for name in named}
+    def arrays(self, values: Values, parameters: Any, variables: Any) -> Values:
+        """Name → `parameters` and `variables` of those that the objective is given; of what is trained they are the
+        arguments."""
+        named = {name: values[name] for name in self.runtimes if name in self.of_objective}
         if self.bases:
             own = flattened(parameters)
             for name, runtime in self.bases.items():
                 stored = {path: own[self._stored(path)] for path in runtime.parameters}
-                modules[name] = runtime.bind(nested(stored), variables)
-        return modules
+                named[name] = {"parameters": nested(stored), "variables": variables}
+        return named
+
+    def bound(self, values: Values, parameters: Any, variables: Any) -> dict[str, Any]:
+        """Name → the module with its arrays, of those that the objective is given; arguments as of `arrays`."""
+        named = self.arrays(values, parameters, variables)
+        return {name: self.runtime(name).bind(**_bindable(own)) for name, own in named.items()}
+
+    def runtime(self, name: str) -> Runtime:
+        """That of a model by its name."""
+        return self.bases[name] if name in self.bases else self.runtimes[name]
 
     def frozen(self, name: str, values: Any) -> Any:
         """The module of a model with arrays of its own, its `values`."""
@@ -138,9 +148,8 @@ class References:
         if not self.runtimes and not self.bases:
             return ()
         why = "a frozen model is whole on every replica's step, and replicas with values of their own are given none"
-        stages = "a frozen model is not cut into stages"
-        excludes = {STAGES: stages, REPLICAS: why, ONE_BIT: why}
-        name = f"Train.references ({', '.join(self.modules)})"
+        excludes = {REPLICAS: why, ONE_BIT: why} | ({STAGES: self.on_stages} if self.on_stages else {})
+        name = f"Train.references ({', '.join((*self.runtimes, *self.bases))})"
         return (Part(name, "use an objective that needs no frozen model", excludes=excludes),)
 
 
@@ -161,6 +170,14 @@ def _without_adapters(trained: Runtime, names: Sequence[str]) -> list[WeightTran
             f"the run starts from, or {f'{kind}.others to ()' if kind else 'Train.transforms = (@LoRA(),)'}"
         )
     return [one for one in trained.transforms if not one.adapts]
+
+
+def _on_stages(objective: Objective, of_data: frozenset[str]) -> str:
+    if of_data:
+        return "a frozen model that the data needs is not cut into stages"
+    if type(objective).reference_values is Objective.reference_values:
+        return f"{type(objective).__name__} has no `reference_values`, by which a frozen model is cut into stages"
+    return ""
 
 
 def _bindable(values: Mapping[str, Any]) -> dict[str, Any]:

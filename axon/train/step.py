@@ -91,9 +91,10 @@ class Program:
         self.references = References.of(objective, references, self.runtime, seq, data_references)
         self.evaluator = Evaluator(self.runtime, minimised, batch, seq, self.references)
         self.evaluator.check_layout()
-        self.gradients = _gradients(self.evaluator, seed)
+        self.gradients: Gradients | PipelinedGradients = _gradients(self.evaluator, seed)
         own = parts_of(objective, self.references, self.evaluator.pipeline, execution, outer, faults, *transforms)
         check_composition([*own, *parts_of(precision.loss_scale), *optimizer_parts(optimizer)])
+        _ = self.evaluator.frozen_pipelines
         self.update = self._delayed(_update(self.runtime, _of_each(optimizer, adapters), outer))
         if precision.loss_scale is not None:
             assert isinstance(self.update, Descent)  # others cannot be combined with it
@@ -105,7 +106,8 @@ class Program:
     def _train(self, state: State, batch: Batch, references: Values = MappingProxyType({})) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         drawn = self.evaluator.drawn(batch, jax.random.fold_in(key, zlib.crc32(b"batch")))
-        new, metrics, statistics = self.update.step(self._beside(state, references), state, drawn)
+        gradients, drawn = self.beside(state, drawn, references)
+        new, metrics, statistics = self.update.step(gradients, state, drawn)
         variables = flattened(state.variables)
         for path, statistic in statistics.items():
             spec = self.runtime.variables[path]
@@ -119,12 +121,12 @@ class Program:
     ) -> tuple[State, Metrics]:
         return unless_faulty(state, *self._train(state, batch, references), limits)
 
-    def _beside(self, state: State, references: Values) -> GradientMethod:
-        """The way to make gradients, with the frozen models."""
-        if not isinstance(self.gradients, Gradients):
-            return self.gradients  # a pipeline's, which cannot be combined with any
-        bound = self.references.bound(references, state.parameters, state.variables)
-        return replace(self.gradients, references=bound)
+    def beside(self, state: State, drawn: Batch, references: Values) -> tuple[GradientMethod, Batch]:
+        """The way to make gradients, with the frozen models; and a batch that was drawn, on stages with what these say
+        of it."""
+        values = references, state.parameters, state.variables
+        gradients = replace(self.gradients, references=self.evaluator.frozen(*values))
+        return gradients, self.evaluator.with_references(drawn, *values)
 
     def _more(self, limits: Limits, references: Values) -> list[Any]:
         """The compiled step's arguments after state and batch."""
@@ -287,7 +289,7 @@ def _padded(value: Array, spec: ArraySpec) -> Array:
     return jnp.pad(value, missing) if spec.shape != value.shape else value
 
 
-def _gradients(evaluator: Evaluator, seed: int) -> GradientMethod:
+def _gradients(evaluator: Evaluator, seed: int) -> Gradients | PipelinedGradients:
     """The way to make gradients: a pipeline's where the mesh has stages."""
     runtime = evaluator.runtime
     if evaluator.pipeline is not None:

@@ -1,7 +1,7 @@
 """Losses that couple the examples of a global batch, exact in microbatches by cached gradients."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.checks import check_range
-from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
+from axon.composition import LATE, ONE_BIT, REPLICAS, Part
 from axon.nn.auxiliary import Auxiliary
-from axon.train.objective import Batch, Objective, Sums
+from axon.train.objective import Batch, Objective, Sums, means
 from axon.train.preference import AnswerObjective, check_language_models
 
 LINEAR = "linear"
@@ -27,10 +27,10 @@ Features = Mapping[str, Array]
 class WholeBatch(Objective):
     """The base of objectives whose loss is a function of every example of the global batch at once.
 
-    `features` are of each sequence by itself, `coupled` makes sums of those of all sequences. In microbatches the
-    features of the whole batch are computed first, then the loss with its gradient by them, and then in each microbatch
-    the gradient of its features times that one (Gao et al., arXiv:2101.06983): the gradient of the global batch's loss,
-    at the cost of a second forward pass.
+    `features` are of each sequence by itself, `coupled` makes sums of those of all sequences. In microbatches, and on
+    the stages of a pipeline, the features of the whole batch are computed first, then the loss with its gradient by
+    them, and then in each microbatch the gradient of its features times that one (Gao et al., arXiv:2101.06983): the
+    gradient of the global batch's loss, at the cost of a second forward pass.
     """
 
     @abstractmethod
@@ -38,7 +38,7 @@ class WholeBatch(Objective):
         self, module: Any, batch: Batch, key: Array | None = None, **references: Any
     ) -> tuple[Features, Auxiliary]:
         """By name what the loss needs of a part of a batch, the first axis of each `batch`; and the auxiliary terms.
-        `key` and `references` as of `sums`."""
+        `key` and `references` as of `sums`. It calls the model once."""
 
     @abstractmethod
     def coupled(self, features: Features, batch: Batch) -> Sums:
@@ -53,7 +53,7 @@ class WholeBatch(Objective):
         """See `axon.composition`."""
         why = "its loss needs all examples of the global batch at once"
         remedy = "use an objective whose loss is a sum over examples"
-        excludes = {STAGES: why, REPLICAS: why, ONE_BIT: why}
+        excludes = {LATE: why, REPLICAS: why, ONE_BIT: why}
         return (Part(f"Train.objective = {type(self).__name__}", remedy, excludes=excludes),)
 
 
@@ -87,12 +87,31 @@ class Linearised(Objective):
 
     objective: WholeBatch
 
+    def reference_values(self, name: str, module: Any, batch: Batch) -> Array | None:
+        return self.objective.reference_values(name, module, batch)
+
     def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
         features, auxiliary = self.objective.features(module, batch, key, **references)
         products = (jnp.sum(batch[COTANGENT + name] * feature) for name, feature in features.items())
         return Sums({LINEAR: sum(products, jnp.zeros(()))}).with_auxiliary(auxiliary)
 
 
-def joined(parts: Features) -> Features:
-    """Features `micro batch …` of strided microbatches (`axon.train.gradients.microbatches`) → `batch …`."""
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
+def by_cached_gradients(
+    objective: WholeBatch,
+    features: Features,
+    batch: Batch,
+    counts: Mapping[str, Array],
+    gradients: Callable[[Linearised, Batch, Mapping[str, Array]], tuple[Any, Sums]],
+) -> tuple[Any, Sums]:
+    """Gradients and sums of a global batch that has these features; `gradients(objective, batch, counts)`: those of a
+    loss that is a sum over examples."""
+
+    def mean(features: Features) -> tuple[Array, Sums]:
+        sums = objective.coupled(features, batch)
+        return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
+
+    cotangents, whole = jax.grad(mean, has_aux=True)(features)
+    with_cotangents = {**batch, **{COTANGENT + name: cotangent for name, cotangent in cotangents.items()}}
+    found, sums = gradients(Linearised(objective), with_cotangents, {**counts, LINEAR: jnp.ones(())})
+    auxiliary = {name: value for name, value in sums.minimised.items() if name != LINEAR}
+    return found, whole.with_auxiliary(Auxiliary(auxiliary, sums.statistics))

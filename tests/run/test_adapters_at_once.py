@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from reports import silent
+from safetensors.numpy import load_file
 
 from axon.checkpoint import Reader
 from axon.config import dump, load
@@ -16,10 +17,12 @@ from axon.data.feed import FeedContext
 from axon.data.prepared import Question
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.nn import Routing
 from axon.nn.lora import LoRA
 from axon.observe.lines import read_lines
 from axon.run import Evaluation, InitFrom, Sample, program
 from axon.run.answers import Answered, answers_of
+from axon.run.convert import convert
 from axon.run.export_adapter import export_adapter
 from axon.run.inspect import evaluate_run, restored
 from axon.run.reporting import RunReport
@@ -32,6 +35,7 @@ from axon.train.optimizers import AdamW, Constant
 from axon.train.preference import DPO
 from axon.tune import Chats, Comparisons
 from axon.tune.episodes import Episode
+from models.mixtral import Mixtral
 
 ANSWERS = {"turn": lambda word: word[::-1], "copy": lambda word: word}
 NAMES = tuple(ANSWERS)
@@ -143,6 +147,26 @@ def test_peft_has_a_folder_of_each_which_loads_alone_and_is_used_beside_the_base
         export_adapter(f"{ran.folder}:copy", tmp_path / "one", None, silent)
     assert (tmp_path / "one" / "adapter_config.json").is_file()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(NAMES)
+
+
+@pytest.mark.full
+@pytest.mark.draws(1)
+def test_adapters_of_experts_matrices_have_a_folder_of_peft_each(at_once, trained, do, few, tmp_path):
+    experts = Mixtral(trained.train.model.vocab, 16, 1, 2, 2, 24, Routing(4, 2))
+    base = do(replace(trained.train, model=experts, steps=1, evaluation=None, sample=None), tmp_path / "base")
+    with few(1):
+        convert(str(base.folder), f"hf:{tmp_path / 'hub'}", silent)
+    tuned = {"model": experts, "init_from": f"hf:{tmp_path / 'hub'}", "layout": Layout({"expert": 2})}
+    ran = do(replace(at_once, **tuned, steps=2, evaluation=None), tmp_path / "both", devices=2)
+    with few(1):
+        export_adapter(str(ran.folder), tmp_path / "out", None, silent)
+        by_name = {name: logits_by(f"{ran.folder}:{name}") for name in NAMES}
+        for name, own in by_name.items():
+            np.testing.assert_allclose(logits_by(f"hf:{tmp_path / 'out' / name}"), own, rtol=1e-4, atol=1e-4)
+    factors = [load_file(tmp_path / "out" / name / "adapter_model.safetensors") for name in NAMES]
+    of_experts = [name for name in factors[0] if ".experts.3." in name and "lora_B" in name]
+    assert of_experts
+    assert all(np.abs(one[name]).max() > 0 for one in factors for name in of_experts)
 
 
 def stored(ran, few):

@@ -33,7 +33,6 @@ NAMES = ("items", "eval")  # as modules and dictionaries have attributes
 LLAMA = Llama(vocab=61, vocab_multiple=64, embed=16, layers=2, heads=4, kv_heads=2, mlp=24)
 MIXTRAL = Mixtral(61, 16, 2, 4, 2, 24, Routing(4, 2), vocab_multiple=64)
 LORA = LoRA(rank=3)
-ATTENTION = LoRA("*/attention/*", rank=3)
 SEVERAL = replace(LORA, adapters=NAMES)
 ADAMW = AdamW(Linear(3e-2, warmup=2, steps=8), eps=1e-4, clip=0.02)
 BATCH, SEQ = 8, 16
@@ -129,7 +128,8 @@ PROBLEMS = {
     "kto": (LORA, {"objective": KTO(examples=2), "references": {"reference": AdaptersOff()}}),
     "contrastive": (LORA, {"objective": InfoNCE(examples=2), "layout": Layout({"data": 1}, microbatches=2)}),
     "distillation": (LORA, {"objective": Distillation(next_token=0.3), "references": {"teacher": LLAMA}}),
-    "experts": (ATTENTION, {"model": MIXTRAL}),
+    "experts": (LORA, {"model": MIXTRAL}),
+    "experts of some matrices": (replace(LORA, paths=("*/moe/up", "*/attention/*")), {"model": MIXTRAL}),
 }
 
 
@@ -162,6 +162,7 @@ LAYOUTS = {
     "auto": Layout({"data": 2, "tensor": 2}, zero=3, auto=True),
     "stages": Layout({"pipe": 2, "data": 2}, microbatches=4),
     "experts": Layout({"expert": 2, "data": 2}, zero=3),
+    "experts in rounds": Layout({"expert": 2, "context": 2}, context="ring", microbatches=2),
     "experts on stages": Layout({"pipe": 2, "expert": 2}, microbatches=2),
     "stages tensor": Layout({"pipe": 2, "tensor": 2}, microbatches=2, schedule=ZeroBubbleH1()),
 }
@@ -174,14 +175,13 @@ def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
     """At a low rate: at a high one rounding grows from step to step."""
     slow = replace(ADAMW, schedule=Constant(1e-3))
     fields = {"optimizer": slow} | ({"model": MIXTRAL} if name.startswith("experts") else {})
-    lora = replace(ATTENTION if "model" in fields else LORA, adapters=NAMES)
-    batches, one = batches_of(rng, packed_batch), program(lora, **fields)
+    batches, one = batches_of(rng, packed_batch), program(SEVERAL, **fields)
     begun = {
         path: rng.normal(0, 0.1, x.shape).astype(x.dtype) if path.endswith("/b") else x
         for path, x in flattened(jax.device_get(one.init().parameters)).items()
     }
     expected, metrics = trained(one, batches, nested(begun))
-    ours, own_metrics = trained(program(lora, LAYOUTS[name], **fields), batches, nested(begun))
+    ours, own_metrics = trained(program(SEVERAL, LAYOUTS[name], **fields), batches, nested(begun))
     trained_paths = {path: value for path, value in expected.items() if "/adapters/" in path}
     assert_close(ours, trained_paths, begun)
     for mine, other in zip(own_metrics, metrics, strict=True):
@@ -195,13 +195,9 @@ def test_no_layout_changes_what_adapters_become(name, rng, packed_batch):
     [
         ({"objective": GRPO()}, ("Train.objective is GRPO", "@NextToken()")),
         (
-            {"model": MIXTRAL, "transforms": (replace(SEVERAL, paths=None),)},
-            ("layers/block/moe/down", "LoRA.paths = ('*/attention/*',)"),
-        ),
-        (
             {
                 "model": replace(MIXTRAL, routing=Routing(4, 2, bias_rate=0.01)),
-                "transforms": (replace(ATTENTION, adapters=NAMES),),
+                "transforms": (SEVERAL,),
             },
             ("Routing.bias_rate", "LoRA.adapters = ()"),
         ),

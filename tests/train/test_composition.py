@@ -74,7 +74,8 @@ REFUSED = {
     *(("no flush", other) for other in (*TIERS, *OUTER, "1-bit", "rolls back")),
     *((tier, other) for tier in TIERS for other in (*OUTER, "1-bit", "across layers", "skips", "replays")),
     *((method, other) for method in OUTER for other in ("1-bit", "averages", *JOINT)),
-    *((one, other) for one in ("stages", "no flush", "1-bit") for other in JOINT),
+    *(("1-bit", other) for other in JOINT),
+    ("no flush", "whole batch"),
     *((one, "scaled loss") for one in ("no flush", *TIERS, *OUTER, "1-bit")),
 }
 SAME_FIELD = (

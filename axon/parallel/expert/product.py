@@ -37,13 +37,13 @@ class LowRank:
 @dataclass(frozen=True)
 class Matrix:
     """A matrix of each expert: `values`, times a scale for each of its outputs where it is in 8 bits, or those of which
-    `decode` makes it with `parts`; plus a product of low rank; times a factor for each of its outputs; and a bias. Its
+    `decode` makes it with `parts`; plus products of low rank; times a factor for each of its outputs; and a bias. Its
     products report to `report`, or are made by `recipe`."""
 
     values: Stored  # experts inputs outputs
     scales: Stored | None = None  # experts outputs
     bias: Stored | None = None  # experts outputs
-    low: LowRank | None = None
+    low: tuple[LowRank, ...] = ()
     factors: Stored | None = None  # experts outputs
     report: Report | None = None
     recipe: Recipe | None = field(default=None, metadata={"static": True})
@@ -53,7 +53,7 @@ class Matrix:
     @property
     def sent_format(self) -> Format | None:
         """The format of rows that are multiplied with it, if nothing else of them is needed, forward or backward."""
-        if self.recipe is None or self.low is not None or self.recipe.products.weight_gradient[0] is not None:
+        if self.recipe is None or self.low or self.recipe.products.weight_gradient[0] is not None:
             return None
         return self.recipe.products.forward[0]
 
@@ -69,7 +69,8 @@ class Products:
     """What experts do with rows sorted by expert, of which each device has its own: two kinds of product, and biases.
 
     `sizes` are how many rows each expert has, of each device. `own_ranks`: `copies rows rank`, 1 for the ranks of
-    products of low rank that a row is multiplied with, else 0 (`axon.axes.own_ranks`); None: all.
+    products of low rank that a row is multiplied with, else 0, those of a matrix's products one after the other; in the
+    place of a product's ranks one number may be for all of them; None: all.
     """
 
     mesh: ExpertMesh
@@ -108,17 +109,23 @@ class Products:
             out = self._use(_Reporting(product, matrix.report.statistic), matrix.values, rows, matrix.report.array)
         if matrix.scales is not None:
             out = self._use(_Scaled(self.mesh, product.out, outputs), matrix.scales, out)
-        if matrix.low is not None:
+        for number, low in enumerate(matrix.low):
             to_rank = _Product(self.mesh, product.rows, PartitionSpec(experts, inputs, None), self.mesh.wide)
             from_rank = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, columns), product.out)
-            narrow = self._use(to_rank, matrix.low.a, rows)
-            narrow = narrow if self.own_ranks is None else jnp.where(self.own_ranks > 0, narrow, 0)
-            out += (matrix.low.scale * self._use(from_rank, matrix.low.b, narrow)).astype(out.dtype)
+            narrow = self._own(number, len(matrix.low), self._use(to_rank, low.a, rows))
+            out += (low.scale * self._use(from_rank, low.b, narrow)).astype(out.dtype)
         if matrix.factors is not None:
             out = self._use(_Scaled(self.mesh, product.out, outputs), matrix.factors, out)
         if matrix.bias is not None:
             out = self._use(_Sum(self.mesh, product.out, outputs), matrix.bias, out, *weights)
         return out
+
+    def _own(self, number: int, count: int, narrow: Array) -> Array:
+        """Of `copies rows rank` of one of so many products of low rank what is a row's own, and 0."""
+        if self.own_ranks is None:
+            return narrow
+        ranks = self.own_ranks.shape[-1] // count
+        return jnp.where(self.own_ranks[..., number * ranks : (number + 1) * ranks] > 0, narrow, 0)
 
     def _use(self, operation: Operation, weight: Stored, rows: Array, *others: Array) -> Array:
         return use_weight(self.mesh.scope, operation, weight, rows, self.sizes, *others)

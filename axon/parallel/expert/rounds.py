@@ -1,7 +1,7 @@
 """A layer of experts on its devices: dispatch, their products, combine, in as many rounds as the load needs."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,13 @@ Experts = Callable[[Products, Sequence[Stored | Report], Array | SentRows, Array
 """(products, matrices and biases, `copies rows embed`, each row's weight) → `copies rows embed`."""
 
 
+class Tokens(NamedTuple):
+    """What of tokens has no gradient: `chosen` and `own_ranks` as of `through_experts`."""
+
+    chosen: Array
+    own_ranks: Array | None
+
+
 def through_experts(
     mesh: ExpertMesh,
     way: Local | Padded | Ragged,
@@ -36,32 +43,34 @@ def through_experts(
     weights: Array,
     out: PartitionSpec,
     form: Format | None,
+    own_ranks: Array | None = None,
 ) -> Array:
     """`x[batch seq embed]` through the experts of `chosen[batch seq k]`, those of a token added up, under `out`.
 
     Args:
         chosen: the experts of each token, -1 for none. weights: of each, `batch seq k`. form: the format in which
-            rows are sent, see `axon.parallel.expert.product.sent_format`.
+            rows are sent, see `axon.parallel.expert.product.sent_format`. own_ranks: of each token, `batch seq rank`,
+            as of `Products`.
 
     The first round takes what fits, which is all of a load within capacity. What is left takes overflow rounds, as
     many as there is work for on any device, of any stage of a pipeline; their backward computes them again, so that
     nothing is stored for them.
     """
 
-    def round(number: Array, x: Array, chosen: Array, weights: Array, matrices: Sequence[Stored]) -> Array:
-        exchange = Exchange.of_round(mesh, way, chosen, number)
+    def round(number: Array, tokens: Tokens, x: Array, weights: Array, matrices: Sequence[Stored]) -> Array:
+        exchange = Exchange.of_round(mesh, way, tokens.chosen, number)
         rows, of_rows = exchange.dispatch(x.astype(mesh.scope.compute), weights, form)
-        own = mesh.scope.own_ranks
-        own_ranks = None if own is None else exchange.sent(own.astype(mesh.scope.compute))
-        return exchange.combine(experts(Products(mesh, exchange.plan.sizes, own_ranks), matrices, rows, of_rows), out)
+        own = None if tokens.own_ranks is None else exchange.sent(tokens.own_ranks)
+        return exchange.combine(experts(Products(mesh, exchange.plan.sizes, own), matrices, rows, of_rows), out)
 
+    tokens = Tokens(chosen, None if own_ranks is None else own_ranks.astype(mesh.scope.compute))
     first, others = zip(*(m.forked() if isinstance(m, Report) else (m, m) for m in matrices), strict=True)
-    y = round(jnp.zeros((), jnp.int32), x, chosen, weights, first)
+    y = round(jnp.zeros((), jnp.int32), tokens, x, weights, first)
     if way.most_rounds == 1:
         return y
 
     rounds = num_rounds(mesh, way, chosen)
-    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, others)
+    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, tokens, x, weights, others)
 
 
 def num_rounds(mesh: ExpertMesh, way: Local | Padded | Ragged, chosen: Array) -> Array:
@@ -82,7 +91,7 @@ def _further(
     round: Callable[..., Array],
     zeros: Callable[[], Array],
     rounds: Array,
-    chosen: Array,
+    tokens: Tokens,
     x: Array,
     weights: Array,
     matrices: Sequence[Stored],
@@ -91,8 +100,8 @@ def _further(
     types = [jax.typeof(value) for value in (x, weights)]
     fixed, varied = zip(*map(_divided, matrices), strict=True)
 
-    def one(number: Array, chosen: Array, fixed: Any, x: Array, weights: Array, varied: Sequence[Any]) -> Array:
-        return round(number, x, chosen, weights, list(map(_whole, fixed, varied)))
+    def one(number: Array, tokens: Tokens, fixed: Any, x: Array, weights: Array, varied: Sequence[Any]) -> Array:
+        return round(number, tokens, x, weights, list(map(_whole, fixed, varied)))
 
     @jax.named_scope(OVERFLOW_ROUNDS)
     def repeat(rounds: Array, body: Callable[[Array], Any], total: Any) -> Any:
@@ -103,17 +112,17 @@ def _further(
         return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
 
     @jax.custom_vjp
-    def overflow(rounds: Array, chosen: Array, fixed: Any, *trained: Any) -> Array:
-        return repeat(rounds, lambda number: one(number, chosen, fixed, *trained), zeros())
+    def overflow(rounds: Array, tokens: Tokens, fixed: Any, *trained: Any) -> Array:
+        return repeat(rounds, lambda number: one(number, tokens, fixed, *trained), zeros())
 
     def forward(*arguments: Any) -> tuple[Array, Any]:
         return overflow(*arguments), arguments
 
     def backward(arguments: Any, dy: Array) -> Any:
-        rounds, chosen, fixed, *trained = arguments
+        rounds, tokens, fixed, *trained = arguments
 
         def gradients(number: Array) -> Any:
-            _, pullback = jax.vjp(lambda *trained: one(number, chosen, fixed, *trained), *trained)
+            _, pullback = jax.vjp(lambda *trained: one(number, tokens, fixed, *trained), *trained)
             return pullback(dy)
 
         empty = [like_operand(jnp.zeros(t.shape, t.dtype), t) for t in types]
@@ -121,7 +130,7 @@ def _further(
         return None, None, None, *repeat(rounds, gradients, (*empty, empty_weights))
 
     overflow.defvjp(forward, backward)
-    return overflow(rounds, chosen, fixed, x, weights, varied)
+    return overflow(rounds, tokens, fixed, x, weights, varied)
 
 
 def _divided(matrix: Stored | Report) -> tuple[Any, Any]:

@@ -108,6 +108,12 @@ def begun(memory: Memory, total: Any) -> tuple[Memory, Any]:
     return lax.optimization_barrier((memory, total)) if one_by_one() else (memory, total)
 
 
+def all_there(needed: Any) -> Any:
+    """What a pass begins with: where collectives go one by one, when all of it is there, and so when a pass is done
+    that made a part of it."""
+    return lax.optimization_barrier(needed) if one_by_one() else needed
+
+
 def after(needed: Any, memory: Memory) -> tuple[Any, Memory]:
     """What a stage's work needs, from when the last tick's is done on: a compiler that changed the order of ticks that
     do not need each other would have nothing to do while results travel."""

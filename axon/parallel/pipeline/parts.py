@@ -21,6 +21,11 @@ def largest(one: Any, other: Any) -> Any:
     return jax.tree.map(jnp.maximum, one, other)
 
 
+def zeros(shapes: Any) -> Any:
+    """Zeros of these shapes and dtypes."""
+    return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
+
+
 @dataclass(frozen=True)
 class Parts:
     """What a model and its objective are made of, as pure functions, and one batch.
@@ -39,7 +44,8 @@ class Parts:
         partition: of each segment, the periods that each chunk runs.
         reports: of each segment, by path, the shapes of the statistics that operations report (`axon.axes.statistics`);
             `chunk` is given their reports, by path, or nothing where none is wanted.
-        pair: two trees of statistics → one. pair_sums: two `sums` → one.
+        pair: two trees of statistics → one. pair_sums: what the microbatches before gave, and the `sums` of one more →
+            what all gave. no_sums: the shapes of `sums` → what no microbatch gives.
     """
 
     first: Callable[[Any, Array], Array]
@@ -53,3 +59,4 @@ class Parts:
     reports: Sequence[Mapping[str, tuple[int, ...]]]
     pair: Callable[[Any, Any], Any] = added
     pair_sums: Callable[[Any, Any], Any] = added
+    no_sums: Callable[[Any], Any] = zeros

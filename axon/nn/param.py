@@ -359,6 +359,12 @@ def _keys(key: Array, drawn: Sequence[_Drawn]) -> Iterator[Array]:
         yield of_path[index] if one.layers is None else of_layer[whose == index]
 
 
+def padded(value: Array, spec: ArraySpec) -> Array:
+    """A parameter as it is stored, zeros at the end of its layers."""
+    missing = [(0, size - have) for size, have in zip(spec.shape, value.shape, strict=True)]
+    return jnp.pad(value, missing) if spec.shape != value.shape else value
+
+
 def with_zero_padding(values: Array, layers: int) -> Array:
     """A stack of which the first `layers` are of the model, and the others 0."""
     if values.shape[0] == layers:

@@ -13,13 +13,18 @@ SHOWN = 20
 
 
 def check_parameters(
-    values: Any, parameters: Specs, what: str = "the parameters given are not the model's:", cast: bool = False
+    values: Any,
+    parameters: Specs,
+    what: str = "the parameters given are not the model's:",
+    cast: bool = False,
+    padded: bool = False,
 ) -> None:
     """Raise one `UserError` that lists what is missing, unexpected, or of another shape or dtype.
 
     Args:
         values: arrays, or what has their shape and dtype, as dictionaries within dictionaries or by path.
-        parameters: path → specification. what: the message's first line. cast: dtypes may differ.
+        parameters: path → specification. what: the message's first line. cast: dtypes may differ. padded:
+            arrays may be as they are stored, with the layers that `Layout.pad_layers` adds.
     """
     given = _by_path(values)
     unknown = given.keys() - parameters
@@ -29,7 +34,7 @@ def check_parameters(
     shapes = [
         f"{p}: shape {tuple(v.shape)}, the model's is {s.logical_shape}"
         for p, v, s in both
-        if tuple(v.shape) != s.logical_shape
+        if tuple(v.shape) not in (s.logical_shape, *([s.shape] if padded else []))
     ]
     dtypes = [
         f"{p}: dtype {np.dtype(v.dtype)}, the model's is {np.dtype(s.dtype)}"

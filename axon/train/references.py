@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
 from axon.errors import UserError
+from axon.nn.param import padded
 from axon.nn.weight_transform import WeightTransform
 from axon.runtime import Runtime, flattened, nested
 from axon.train.adapters_off import AdaptersOff
@@ -75,10 +78,12 @@ class References:
         )
 
     def give(self, name: str, parameters: Any, variables: Any = None) -> None:
-        """Set a model's arrays, placed under the `params` rows. Raises `UserError` unless they are the model's."""
-        runtime = self.runtimes[name]
-        check_parameters(parameters, runtime.parameters, f"those given are not the parameters of {name!r}:")
-        self.values[name] = {"parameters": parameters, "variables": variables or runtime.initialise_variables(0)}
+        """Set a model's arrays, placed under the `params` rows, with the layers that `Layout.pad_layers` adds or
+        without. Raises `UserError` unless they are the model's."""
+        runtime, what = self.runtimes[name], f"those given are not the parameters of {name!r}:"
+        check_parameters(parameters, runtime.parameters, what, padded=True)
+        stored = _with_padding(runtime, parameters)
+        self.values[name] = {"parameters": stored, "variables": variables or runtime.initialise_variables(0)}
 
     @property
     def given(self) -> Values:
@@ -170,6 +175,16 @@ def _without_adapters(trained: Runtime, names: Sequence[str]) -> list[WeightTran
             f"the run starts from, or {f'{kind}.others to ()' if kind else 'Train.transforms = (@LoRA(),)'}"
         )
     return [one for one in trained.transforms if not one.adapts]
+
+
+def _with_padding(runtime: Runtime, parameters: Any) -> Any:
+    """Parameters with the layers that `Layout.pad_layers` adds."""
+    specs = nested(runtime.parameters)
+    if all(jax.tree.leaves(jax.tree.map(lambda x, spec: tuple(x.shape) == spec.shape, parameters, specs))):
+        return parameters
+    places = jax.tree.map(lambda one: one.sharding, runtime.abstract(specs))
+    with runtime.tracing():
+        return runtime.jit(lambda values: jax.tree.map(padded, values, specs), out_shardings=places)(parameters)
 
 
 def _on_stages(objective: Objective, of_data: frozenset[str]) -> str:

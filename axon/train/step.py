@@ -17,7 +17,7 @@ from axon.composition import check_composition, parts_of
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn.low_precision import with_recipe
-from axon.nn.param import with_zero_padding
+from axon.nn.param import padded, with_zero_padding
 from axon.nn.weight_transform import WeightTransform, adapter_names
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
@@ -159,7 +159,7 @@ class Program:
 
     def _begin(self, values: Any, variables: Any) -> State:
         def begin(values: Any, variables: Any) -> State:
-            values = jax.tree.map(_padded, values, nested(self.parameters))
+            values = jax.tree.map(padded, values, nested(self.parameters))
             state = State(jnp.zeros((), jnp.int32), values, self.update.init(values), variables)
             return self._cleared(state)
 
@@ -281,12 +281,6 @@ class Program:
     def host_sequences(self) -> np.ndarray:
         """Numbers of the sequences of the global batch that this process reads: all of them in a run of one process."""
         return self.evaluator.host_sequences
-
-
-def _padded(value: Array, spec: ArraySpec) -> Array:
-    """A parameter as it is stored, zeros at the end of its layers."""
-    missing = [(0, size - have) for size, have in zip(spec.shape, value.shape, strict=True)]
-    return jnp.pad(value, missing) if spec.shape != value.shape else value
 
 
 def _gradients(evaluator: Evaluator, seed: int) -> Gradients | PipelinedGradients:

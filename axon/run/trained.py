@@ -35,8 +35,8 @@ from axon.tune.examples import Examples
 SEQ = 1024
 """Positions of a sequence in an evaluation of a model of the hub, if it has as many."""
 
-PARAMETERS = "parameters"
-"""The part of a saved state that a run is begun with."""
+PARAMETERS, VARIABLES = "parameters", "variables"
+"""The parts of a saved state: a run is begun with the first."""
 
 Report = Callable[[str], None]
 Each = Callable[[str, Any], Any]
@@ -156,7 +156,8 @@ class TrainedRun:
             return own, *restore_evaluated(self.reader(), own, self.train.optimizer)
         values = nested(self.read_stored(own.abstract(own.parameters)))
         check_finite(self.reader(), own, values)
-        return own, values, {}
+        variables = self.reader().restore_arrays(VARIABLES, own.abstract(own.variables)) if own.variables else {}
+        return own, values, nested(variables)
 
     def read_stored(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
         """Some of the parameters of the run's model with its transforms, by path, as the checkpoint has them."""

@@ -66,7 +66,7 @@ Restart = Annotated[
 ]
 Save = Annotated[
     int | None,
-    typer.Option(min=1, help=f"Of --scale: seconds that a checkpoint takes; by default {Failures.save:.0f}."),
+    typer.Option(min=1, help="Of --scale: seconds of a checkpoint; by default those of its state to the host."),
 ]
 
 Traffic = Annotated[

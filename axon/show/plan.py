@@ -31,7 +31,7 @@ def print_plans(found: Plans) -> None:
     for number, plan in enumerate(found.plans, 1):
         table.add_row(str(number), *(recipe_name(plan) for _ in formats), *_row(plan))
     best, *others = found.plans
-    console.print(table, _memory(best), _step(best), sep="\n")
+    console.print(table, _memory(found), _step(best), sep="\n")
     if best.compiled:
         console.print(
             _compiled(found), collectives_table(best.compiled, "collectives of plan 1, as compiled"), sep="\n"
@@ -74,11 +74,14 @@ def mesh_text(layout: Layout) -> str:
     return ", ".join([*parts, *(f"{name} whole" for name in whole)])
 
 
-def _memory(plan: Plan) -> Table:
-    table = empty_table("memory of a device of plan 1", "part", "GiB")
-    for name, size in plan.memory.parts.items():
-        table.add_row(name, f"{size / GIB:.2f}")
-    table.add_row("total", f"{plan.memory.gib:.2f}")
+def _memory(found: Plans) -> Table:
+    """The parts of each plan's memory, on each of its stages, which all run one program; *slack* is what is left."""
+    numbers = (f"plan {number}" for number, _ in enumerate(found.plans, 1))
+    table = empty_table("memory of a device, GiB", "part", *numbers)
+    for name in dict.fromkeys(name for plan in found.plans for name in plan.memory.parts):
+        table.add_row(name, *(f"{plan.memory.parts.get(name, 0.0) / GIB:.2f}" for plan in found.plans))
+    table.add_row("total", *(f"{plan.memory.gib:.2f}" for plan in found.plans))
+    table.add_row("slack", *(f"{(found.target.chip.memory - plan.memory.total) / GIB:.2f}" for plan in found.plans))
     return table
 
 

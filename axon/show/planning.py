@@ -136,7 +136,7 @@ def planner_of(tree: Train, target: Target, pins: Pins = Pins(), bandwidths: Ban
     if target.chip.host_memory is not None:
         offloads = () if "remat" in pins.execution else tuple(offloads_of(work.names, policies))
         space = replace(space, offloads=offloads, hosts=_hosts(tree, target, pins))
-    return Planner(space, work, _acceptance(tree, target), bandwidths)
+    return Planner(space, work, _acceptance(tree, target), bandwidths, tree.checkpoints.every)
 
 
 def _hosts(tree: Train, target: Target, pins: Pins) -> tuple[tuple[str, ...], ...]:

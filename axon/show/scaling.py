@@ -52,9 +52,10 @@ def print_scaling(found: Scaling, title: str) -> None:
     weak, strong = _table(found.weak, "weak scaling"), _table(found.strong, "strong scaling")
     console.print(title, weak, strong, sep="\n", markup=False)
     failures = found.failures
+    saves = "as long as its state to the host" if failures.save is None else f"{failures.save:,.0f} s"
     console.print(
         f"predicted, not measured; a device fails every {failures.mtbf / 3600:,.0f} hours, a restart takes "
-        f"{failures.restart:,.0f} s, a checkpoint {failures.save:,.0f} s",
+        f"{failures.restart:,.0f} s, a checkpoint {saves}",
         markup=False,
         soft_wrap=True,
     )

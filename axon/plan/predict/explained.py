@@ -11,7 +11,9 @@ from axon.plan.predict.seconds import (
     ELEMENTWISE,
     EXPERTS,
     HOST,
+    INPUT,
     OFFLOADED,
+    SAVES,
     STAGES,
     TENSOR,
     UPDATE,
@@ -29,6 +31,7 @@ BEHIND = {
     CONTEXT: "products of the layer",
     STAGES: "work of the tick",
     OFFLOADED: "work of the layers",
+    INPUT: "the step before",
 }
 """Line → what hides it."""
 
@@ -57,19 +60,22 @@ class _Bytes(Links):
         return size
 
 
-def explained(shards: Shards, target: Target, bandwidths: Bandwidths | None = None) -> Seconds:
+def explained(
+    shards: Shards, target: Target, bandwidths: Bandwidths | None = None, saved_every: int | None = None
+) -> Seconds:
     """A step as `seconds` predicts it, each line with what it is made of.
 
     The same formulas are evaluated with links that count bytes, and with links without latency: what a line has less of
     then is its latency's.
     """
-    own, split = seconds(shards, target, bandwidths), shards.split
+    own, split = seconds(shards, target, bandwidths, saved_every), shards.split
     rates, mesh = bandwidths or Bandwidths.of(target), dict(split.placement.mesh.shape)
     counting = _Bytes(target, mesh, rates)
     sent = {line.name: line.seconds for line in lines(shards, target, counting)}
     quick = Links(target, mesh, replace(rates, latency=0.0, network_latency=0.0))
     without = {line.name: line.seconds for line in lines(shards, target, quick)}
-    moved = dict.fromkeys((ELEMENTWISE, UPDATE), target.chip.bandwidth) | dict.fromkeys((HOST, OFFLOADED), rates.host)
+    moved = dict.fromkeys((ELEMENTWISE, UPDATE), target.chip.bandwidth)
+    moved |= dict.fromkeys((HOST, OFFLOADED, INPUT, SAVES), rates.host)
 
     def made(line: Line) -> Line:
         if line.name in moved:

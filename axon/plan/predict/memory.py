@@ -55,11 +55,12 @@ class Declared(NamedTuple):
 
 def memory(shards: Shards, declared: Declared | None = None) -> Memory:
     """What a device needs: of a pipeline's stages the one that needs most, as all run one program."""
-    layer = max(_layer(shards, number) for number in range(len(shards.split.work.periods)))
-    works = {"a layer at work": layer, "the head at work": _head(shards), "an update at work": _update(shards)}
-    name = max(works, key=lambda one: works[one])
+    works = [_layer(shards, number) for number in range(len(shards.split.work.periods))]
+    works += [{"the head at work": _head(shards)}, {"an update at work": _update(shards)}]
+    most = max(works, key=lambda parts: sum(parts.values()))
     state, slots = declared or (None, None)
-    return Memory({**kept(shards, state), "activations": _activations(shards, slots), name: works[name]})
+    parts = {**kept(shards, state), "activations": _activations(shards, slots), **most}
+    return Memory({kind: size for kind, size in parts.items() if size})
 
 
 def kept(shards: Shards, state: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -67,7 +68,8 @@ def kept(shards: Shards, state: Mapping[str, float] | None = None) -> dict[str, 
     split = shards.split
     times = SUMS[split.placement.platform] if split.stages > 1 else 2 if shards.layout.microbatches > 1 else 1
     found = state or split.state
-    parts = {**found, "gradients": times * split.gradients, **dict.fromkeys(away(shards.execution), 0.0)}
+    sums = {"gradients": split.gradients, "sums of gradients": (times - 1) * split.gradients}
+    parts = {**found, **sums, **dict.fromkeys(away(shards.execution), 0.0)}
     return {kind: size for kind, size in parts.items() if size}
 
 
@@ -105,21 +107,25 @@ def of_chunk(shards: Shards) -> SlotBytes:
     return SlotBytes(stream, *(shards.tokens * size for size in (of_token, left, offloaded)))
 
 
-def _layer(shards: Shards, number: int) -> float:
-    """What a layer's backward has at once: what it would keep without remat, its weights and the next one's as they are
-    used, their gradients before they are reduced, a ring's step, tokens on their way to experts, and of these an
-    overflow round. Of a period with several layers the largest one's."""
+def _layer(shards: Shards, number: int) -> dict[str, float]:
+    """What a layer's backward has at once: what it would keep without remat, a ring's step, an overflow round's rows of
+    experts; and in buffers of collectives its weights and the next one's as they are used, their gradients before they
+    are reduced, and tokens on their way to experts. Of a period with several layers the largest one's."""
     split = shards.split
     weights = [one for one in split.weights[number] if one.axes]
     gathered = sum(2 * one.size + one.trained * split.work.reduce for one in weights)
     largest = split.work.periods[number].largest
-    layer = largest * (shards.tokens * split.kept[number, "none"] + gathered)
+    layer = largest * shards.tokens * split.kept[number, "none"]
     if shards.layout.context == "ring":
         layer += RING_HELD * shards.tokens * (split.queries[number] + largest * split.keys[number])
     rounds = 2 if split.overflows else 1
     rows = (rounds - 1) * (shards.tokens * split.rows[number] + 2 * split.experts[number].bytes)
     buffers = rounds * BUFFERS * split.capacity * split.exchanged[number] * shards.stream
-    return ALIVE[split.placement.platform] * (layer + largest * rows) + buffers
+    alive = ALIVE[split.placement.platform]
+    return {
+        "a layer at work": alive * (layer + largest * rows),
+        "collective buffers": alive * largest * gathered + buffers,
+    }
 
 
 def _head(shards: Shards) -> float:

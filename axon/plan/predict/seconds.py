@@ -16,6 +16,7 @@ PRODUCTS, REPEATED, ELEMENTWISE = "matrix products", "products again, by remat",
 TENSOR, WEIGHTS, GRADIENTS = "activations of split blocks", "weights and their gradients", "gradients at the end"
 EXPERTS, CONTEXT, BUBBLE, STAGES = "tokens to experts", "keys and values", "bubble of the pipeline", "between stages"
 HEAD, UPDATE, HOST, OFFLOADED = "head and loss", "update", "state on the host", "activations to the host and back"
+UPDATE_PRODUCTS, INPUT, SAVES = "products of the update", "batch from the host", "checkpoints"
 
 COMMUNICATION = frozenset({TENSOR, WEIGHTS, GRADIENTS, EXPERTS, CONTEXT, STAGES})
 """The lines of what is sent."""
@@ -84,17 +85,24 @@ class Seconds:
         return sum(line.exposed for line in self.lines if line.name in names)
 
 
-def seconds(shards: Shards, target: Target, bandwidths: Bandwidths | None = None) -> Seconds:
-    """A step on `target`, whose links reach `bandwidths`, by default those of the table of chips."""
+def seconds(
+    shards: Shards, target: Target, bandwidths: Bandwidths | None = None, saved_every: int | None = None
+) -> Seconds:
+    """A step on `target`, whose links reach `bandwidths`, by default those of the table of chips.
+
+    `saved_every`: steps between checkpoints, whose stalls are shared by these; None: there are none.
+    """
     links = Links(target, dict(shards.split.placement.mesh.shape), bandwidths or Bandwidths.of(target))
-    own = lines(shards, target, links)
+    own = lines(shards, target, links, saved_every)
     total = sum(line.exposed for line in own)
     return Seconds(own, shards.split.work.model_flops / (total * target.chip.peak * target.devices))
 
 
-def lines(shards: Shards, target: Target, links: Links) -> tuple[Line, ...]:
+def lines(shards: Shards, target: Target, links: Links, saved_every: int | None = None) -> tuple[Line, ...]:
     """The lines of a step that take time, over these links."""
-    own = _Clock(shards, target, links).lines()
+    clock = _Clock(shards, target, links)
+    own = [*clock.lines(), clock.saves(saved_every)]
+    own.append(clock.input(sum(line.exposed for line in own)))
     return tuple(line for line in (_on_shared_cores(own) if target.platform == "cpu" else own) if line.seconds)
 
 
@@ -154,6 +162,7 @@ class _Clock:
             *self.pipeline(),
             Line(GRADIENTS, self.gradients(), 0.0, split.batch_axes),
             Line(UPDATE, self.update()),
+            Line(UPDATE_PRODUCTS, split.update_flops / self.kernels.rate),
             Line(HOST, self.host()),
             self.offloaded(),
         ]
@@ -310,6 +319,17 @@ class _Clock:
         state, kinds = self.shards.split.state, away(self.shards.execution)
         weights = 2 * self.shards.layout.microbatches * state["parameters"] if "parameters" in kinds else 0.0
         return (sum(state[kind] for kind in kinds) + weights) / self.links.bandwidths.host
+
+    def input(self, step: float) -> Line:
+        """Token and target, 4 bytes each, go to the device while the step before runs."""
+        once = 8 * self.shards.split.tokens / self.links.bandwidths.host
+        return Line(INPUT, once, min(once, step))
+
+    def saves(self, every: int | None) -> Line:
+        """A checkpoint stops training while a device's state is copied to its host; files are written meanwhile."""
+        split, kinds = self.shards.split, away(self.shards.execution)
+        size = sum(size for kind, size in split.state.items() if kind not in kinds)
+        return Line(SAVES, size / self.links.bandwidths.host / every if every else 0.0)
 
     def offloaded(self) -> Line:
         """Activations go to the host while the layers' forward runs, and come while their backward does."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from axon.parallel.pipeline.rows import Pools, rows
 from axon.plan.predict.kernels import ExpertsWork
 from axon.plan.predict.traced import STREAM, Kept
 from axon.plan.predict.work import Period, Work, experts_in, matrix_flops
+from axon.train.optimizers import update_flops
 
 PIPE = "pipe"
 
@@ -201,6 +202,14 @@ class Split:
         last sum is moved to the rows of `grads`."""
         parameters, frozen = self.work.program.parameters, self.work.frozen
         return self.bytes(spec for path, spec in parameters.items() if path not in frozen)
+
+    @cached_property
+    def update_flops(self) -> float:
+        """FLOPs of the products in an update, of which the devices that split a matrix's state have even shares."""
+        parameters = self.work.program.parameters
+        shares = {path: replace(spec, kind="optimizer") for path, spec in parameters.items()}
+        flops = update_flops(self.work.program.optimizer, parameters)
+        return sum(n * self.placement.bytes_per_device(shares[path]) / shares[path].nbytes for path, n in flops.items())
 
     @cached_property
     def exchanged(self) -> tuple[float, ...]:

@@ -3,7 +3,17 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from axon.plan.predict.seconds import COMMUNICATION, ELEMENTWISE, HEAD, PRODUCTS, REPEATED, UPDATE, Line, Seconds
+from axon.plan.predict.seconds import (
+    COMMUNICATION,
+    ELEMENTWISE,
+    HEAD,
+    PRODUCTS,
+    REPEATED,
+    UPDATE,
+    UPDATE_PRODUCTS,
+    Line,
+    Seconds,
+)
 from axon.plan.profile import roles
 from axon.plan.profile.profile import OTHER_PROGRAMS, Row, StepProfile
 
@@ -58,4 +68,5 @@ def sent_over(mesh_axes: tuple[str, ...]) -> str:
 def _name(line: Line, profile: StepProfile) -> str:
     """The measured line that a predicted one stands beside."""
     axes = tuple(axis for axis, size in profile.mesh.items() if size > 1 and axis in line.mesh_axes)
-    return sent_over(axes) if axes or line.name in COMMUNICATION else line.name
+    name = UPDATE if line.name == UPDATE_PRODUCTS else line.name
+    return sent_over(axes) if axes or line.name in COMMUNICATION else name

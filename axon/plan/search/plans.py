@@ -59,13 +59,15 @@ Acceptance = Callable[[Plan], Plan | None]
 class Planner:
     """The search of `space`, whose step is `work`; each plan is what `accept` makes of it.
 
-    `bandwidths`: of the target's links, by default those of the table of chips.
+    `bandwidths`: of the target's links, by default those of the table of chips. `saved_every`: steps between
+    checkpoints.
     """
 
     space: Space
     work: Work
     accept: Acceptance
     bandwidths: Bandwidths | None = None
+    saved_every: int | None = None
 
     @property
     def target(self) -> Target:
@@ -129,14 +131,15 @@ class Planner:
     def explained(self, plan: Plan) -> Plan:
         """The plan, each line of its step with what it is made of."""
         shards = Shards(self.split(plan.layout), plan.layout, plan.execution)
-        return replace(plan, seconds=explained(shards, self.target, self.bandwidths))
+        return replace(plan, seconds=explained(shards, self.target, self.bandwidths, self.saved_every))
 
     def split(self, layout: Layout) -> Split:
         """The work under a layout's rows."""
         return Split(self.work, Placement.described(layout, self.target.devices, self.target.platform))
 
     def _plan(self, shards: Shards, used: Memory) -> Plan:
-        predicted, recipe = seconds(shards, self.target, self.bandwidths), self.space.program.runtime.precision.recipe
+        recipe = self.space.program.runtime.precision.recipe
+        predicted = seconds(shards, self.target, self.bandwidths, self.saved_every)
         return Plan(shards.layout, shards.execution, used, predicted, recipe)
 
 

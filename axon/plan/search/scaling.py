@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 from axon.chips.target import Target
 from axon.plan.predict.failures import Failures
+from axon.plan.predict.links import Bandwidths
 from axon.plan.predict.memory import GIB
 from axon.plan.search.plans import Plan, Planner
+
+KEPT = ("parameters", "optimizer", "variables")
+"""Parts of a plan's memory that a checkpoint has."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,14 @@ def _point(
     target: Target, batch: float, seq: int, failures: Failures, resized: Callable[[Target, int], Planner]
 ) -> Point:
     plan, why = _best(resized(target, int(batch))) if batch.is_integer() else (None, "no whole number of sequences")
-    count = target.devices
+    count, failures = target.devices, failures.of_state(_saving(plan, target)) if plan else failures
     shares = failures.goodput(count), failures.interval(count), failures.between(count)
     return Point(target, batch, batch * seq, plan, why, *shares)
+
+
+def _saving(plan: Plan, target: Target) -> float:
+    """Seconds in which a device's state is copied to its host."""
+    return sum(plan.memory.parts.get(kind, 0.0) for kind in KEPT) / Bandwidths.of(target).host
 
 
 def _best(planner: Planner) -> tuple[Plan | None, str]:

@@ -6,11 +6,13 @@ from axon.train.optimizers.base import (
     Averaging,
     ByLayer,
     Freezing,
+    Multiplying,
     Optimizer,
     Rule,
     frozen_paths,
     is_by_layer,
     optimizer_parts,
+    update_flops,
 )
 from axon.train.optimizers.descend import descend
 from axon.train.optimizers.ema import EMA

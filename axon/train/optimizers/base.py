@@ -61,6 +61,21 @@ class ByLayer(Optimizer, Protocol):
     def by_layer(self) -> bool: ...
 
 
+@runtime_checkable
+class Multiplying(Optimizer, Protocol):
+    """An optimizer whose update multiplies matrices, which takes time besides that of its state's bytes."""
+
+    def update_flops(self, parameters: Parameters) -> dict[str, float]:
+        """Path → FLOPs of a step, of all of a parameter's matrices, as of products in bfloat16; one in float32 at the
+        highest precision counts as six of these."""
+        ...
+
+
+def update_flops(optimizer: object, parameters: Parameters) -> dict[str, float]:
+    """The FLOPs of the matrix products in an update, by the path of what they update."""
+    return optimizer.update_flops(parameters) if isinstance(optimizer, Multiplying) else {}
+
+
 def optimizer_parts(optimizer: Any) -> list[Part]:
     """What an optimizer is for the other parts of a run: see `axon.composition`."""
     inner = getattr(optimizer, "optimizer", optimizer)

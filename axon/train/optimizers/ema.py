@@ -10,7 +10,7 @@ from jax import Array
 
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.train.optimizers.base import Averaging, Optimizer, frozen_paths, is_by_layer
+from axon.train.optimizers.base import Averaging, Optimizer, frozen_paths, is_by_layer, update_flops
 from axon.train.optimizers.descend import widened
 from axon.train.optimizers.groups import Parameters
 from axon.train.optimizers.schedule import Schedule
@@ -74,6 +74,9 @@ class EMA:
 
     def frozen(self, parameters: Parameters) -> frozenset[str]:
         return frozen_paths(self.optimizer, parameters)
+
+    def update_flops(self, parameters: Parameters) -> dict[str, float]:
+        return update_flops(self.optimizer, parameters)
 
     def evaluated(self, state: Any, values: Mapping[str, Array]) -> dict[str, Array]:
         return {path: state["average"].get(path, value).astype(value.dtype) for path, value in values.items()}

@@ -35,6 +35,11 @@ class Matrix:
         """The longer side; the outputs, of equal ones."""
         return self.outputs if self.rows == self.inputs else self.inputs
 
+    @property
+    def number(self) -> int:
+        """How many matrices there are."""
+        return self.length(self.count)
+
     def length(self, side: Sequence[int]) -> int:
         """The product of the sizes of these dimensions."""
         return math.prod(self.shape[d] for d in side)

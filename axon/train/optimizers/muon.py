@@ -18,7 +18,7 @@ from axon.train.optimizers.descend import descend, joined
 from axon.train.optimizers.groups import Group, Parameters, frozen_in
 from axon.train.optimizers.matrix import Matrix, as_matrix
 from axon.train.optimizers.moments import MomentFormat, Moments
-from axon.train.optimizers.newton_schulz import POLAR_EXPRESS, orthogonalize
+from axon.train.optimizers.newton_schulz import POLAR_EXPRESS, orthogonalize, orthogonalize_flops
 from axon.train.optimizers.schedule import AnySchedule
 from axon.train.optimizers.sharing import map_matrices
 
@@ -81,6 +81,15 @@ class Muon:
     def frozen(self, parameters: Parameters) -> frozenset[str]:
         ours, others = _split(parameters, self._matrices(parameters))
         return frozen_in(ours, self.groups) | self.rest.frozen(others)
+
+    def update_flops(self, parameters: Parameters) -> dict[str, float]:
+        """Path → FLOPs of orthogonalising a parameter's matrices."""
+        matrices, frozen = self._matrices(parameters), self.frozen(parameters)
+        return {
+            path: one.number * orthogonalize_flops(one.length(one.rows), one.length(one.columns), self.steps)
+            for path, one in matrices.items()
+            if path not in frozen
+        }
 
     def _matrices(self, parameters: Parameters) -> dict[str, Matrix]:
         """What Muon updates. Raises `UserError` for a name in `separate` that is no matrix's output."""

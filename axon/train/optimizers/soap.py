@@ -23,6 +23,10 @@ SHIFT = 1e-2
 their basis undetermined."""
 
 
+FLOAT32 = 6
+"""Products in bfloat16 by which a TPU makes one in float32 at `Precision.HIGHEST`."""
+
+
 @dataclass(frozen=True)
 class SOAP(Rule):
     """Adam in a rotated space (Vyas et al., arXiv:2409.11321): the eigenbases of means of g gᵀ and gᵀ g, for every
@@ -75,6 +79,18 @@ class SOAP(Rule):
             return directions, {"count": count + 1, "moments": after}
 
         return optax.GradientTransformation(init, update)
+
+    def update_flops(self, parameters: Parameters) -> dict[str, float]:
+        """Path → FLOPs of a step: of each side that is rotated the outer product and three rotations, `8 m²n`, and of
+        its basis a product and a QR decomposition, `(2 + 8/3) m³` (Golub and Van Loan, 5.2), every `every` steps."""
+        frozen = self.frozen(parameters)
+        matrices = {p: m for p, spec in parameters.items() if p not in frozen and (m := as_matrix(spec))}
+        return {path: FLOAT32 * self._flops(one) for path, one in matrices.items()}
+
+    def _flops(self, matrix: Matrix) -> float:
+        rows, columns = matrix.length(matrix.rows), matrix.length(matrix.columns)
+        rotated = [side for side in (rows, columns) if side <= self.largest]
+        return matrix.number * sum(8 * side * rows * columns + 14 / 3 * side**3 / self.every for side in rotated)
 
     def _moments(self, value: Array, matrix: Matrix | None) -> dict[str, Any]:
         """A parameter's initial state: of each side the mean, `side side`, and the basis, its vectors in columns."""

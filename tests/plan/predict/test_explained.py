@@ -15,11 +15,13 @@ from axon.layout import Layout, Placement
 from axon.plan.predict.explained import explained
 from axon.plan.predict.links import Bandwidths, Links
 from axon.plan.predict.memory import memory
-from axon.plan.predict.seconds import GRADIENTS, TENSOR, WEIGHTS, seconds
+from axon.plan.predict.seconds import GRADIENTS, INPUT, SAVES, TENSOR, UPDATE_PRODUCTS, WEIGHTS, seconds
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
 from axon.plan.search import Plan
 from axon.show.plan_why import why
+from axon.train.optimizers import AdamW, Constant, Muon
+from axon.train.optimizers.newton_schulz import orthogonalize_flops
 
 STREAM = {"seq.residual": ("context", "tensor")}
 
@@ -76,6 +78,37 @@ def test_lines_of_gradients_across_hosts_are_hierarchical(shards):
         one for one in explained(Shards(split, layout, Execution()), on("h100:4x8")).lines if one.name == GRADIENTS
     )
     assert line.algorithm == "hierarchical"
+
+
+def test_batches_from_the_host_are_hidden_and_checkpoints_are_shared_by_the_steps_between_them(shards):
+    target = on("h100:4x8")
+    rates = Bandwidths.of(target)
+    plain, step = seconds(shards, target), seconds(shards, target, saved_every=50)
+    lines = {one.name: one for one in step.lines}
+    assert lines[INPUT].seconds == pytest.approx(8 * 32 * 128 / 4 / rates.host)
+    assert lines[INPUT].exposed == 0
+    state = sum(shards.split.state.values())
+    assert lines[SAVES].exposed == pytest.approx(state / rates.host / 50)
+    assert step.total - plain.total == pytest.approx(lines[SAVES].exposed)
+
+
+def test_products_of_an_update_take_time_of_their_own(shards):
+    muon = Muon(Constant(1e-3), AdamW(Constant(1e-3)))
+    sizes = {"vocab": 4096, "embed": 1024, "mlp": 4096, "heads": 8, "head_dim": 128}
+    work = Work.of(program(platform="gpu", optimizer=muon, **sizes), ["none", "full"])
+    target = on("h100:4x8")
+
+    def line(zero):
+        layout = replace(shards.layout, zero=zero)
+        split = Split(work, Placement.described(layout, 32, "gpu"))
+        return seconds(Shards(split, layout, Execution()), target).of(UPDATE_PRODUCTS)
+
+    matrices = [*3 * [(1024, 4096)], *2 * [(1024, 1024)], *2 * [(1024, 512)]]
+    flops = 4 * sum(orthogonalize_flops(*one, muon.steps) for one in matrices)
+    rate = target.chip.peak * target.chip.sustained
+    assert line(0) == pytest.approx(flops / 8 / rate)
+    assert line(1) == pytest.approx(line(0) / 4)
+    assert seconds(shards, target).of(UPDATE_PRODUCTS) == 0
 
 
 def test_a_plan_is_explained_from_the_peak_to_its_mfu(shards):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from axon.plan.predict.failures import Failures
+from axon.plan.predict.failures import LEAST_SAVE, Failures
 
 DAY = 86_400.0
 
@@ -43,3 +43,10 @@ def test_a_larger_machine_trains_a_smaller_share_more_often_saved():
     assert intervals == sorted(intervals, reverse=True)
     assert shares[0] > 0.98
     assert shares[-1] < 1e-6
+
+
+def test_a_checkpoint_takes_as_long_as_its_state_to_the_host_unless_it_is_said():
+    assert Failures().of_state(7.0).stall == 7.0
+    assert Failures().of_state(0.01).stall == LEAST_SAVE
+    assert Failures(save=30.0).of_state(7.0).stall == 30.0
+    assert Failures().of_state(7.0).goodput(4096) == Failures(save=7.0).goodput(4096)

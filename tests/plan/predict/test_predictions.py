@@ -253,7 +253,8 @@ def test_where_devices_share_experts_there_is_room_for_uneven_loads_and_an_overf
     sent = 2 * BUFFERS * capacity * 2 * shared.stream  # rounds, of two copies
     again = shared.tokens * shared.split.rows[0] + 2 * shared.split.experts[0].bytes
     at_work = shared.tokens * shared.split.kept[0, "none"] + again + sent
-    assert memory(shared).parts["a layer at work"] == pytest.approx(at_work)
+    parts = memory(shared).parts
+    assert parts["a layer at work"] + parts["collective buffers"] == pytest.approx(at_work)
 
 
 def test_policies_are_the_models_own_names(dense):

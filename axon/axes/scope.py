@@ -52,8 +52,9 @@ class Scope:
     ones, are of use, an array of the program; None: all. `own_ranks`: bool `batch seq rank`, which of the ranks that
     low-rank adapters share are those of each position's own one; None: no position has an adapter.
     `sequence_adapters`: int32 `batch`, the number of the adapter that each sequence trains, -1 for none; None: nobody
-    says. `execution` says how the program is carried out; `choices` collects what was chosen while tracing, by topic
-    (see `log_choice`), and `rings` the mesh axes over which `einsum` made a ring of a collective.
+    says. `attention`: what attention's products are made in, as `axon.kernels.attention` has it; None: in the dtype of
+    their operands. `execution` says how the program is carried out; `choices` collects what was chosen while tracing,
+    by topic (see `log_choice`), and `rings` the mesh axes over which `einsum` made a ring of a collective.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.
@@ -67,6 +68,7 @@ class Scope:
     valid_rows: Any = field(default=None, kw_only=True)
     own_ranks: Any = field(default=None, kw_only=True)
     sequence_adapters: Any = field(default=None, kw_only=True)
+    attention: Any = field(default=None, kw_only=True)
     execution: Execution = Execution()
     choices: dict[str, str] = field(default_factory=dict)
     rings: set[str] = field(default_factory=set)

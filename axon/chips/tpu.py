@@ -150,7 +150,7 @@ TPU7X = Chip(
     link=100e9 / 2,
     network=12.5e9 / 2,
     topology="tpu7x:2x2x1",
-    products=frozenset({"fp8"}),
+    products=frozenset({"fp8", "fp8 in attention"}),
 )
 
 TPUS = (V4, V5E, V5P, V6E, TPU7X)

@@ -1,7 +1,7 @@
 """Attention whose heads and positions a layout splits, in any of the ways of `Layout.context`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,9 @@ from jax.sharding import PartitionSpec
 from axon import axes
 from axon.axes import Names
 from axon.axes.specs import num_shards
+from axon.errors import UserError
 from axon.kernels.attention import AttentionConfig, AttentionInputs, attention_and_lse
+from axon.kernels.attention.fp8 import KEYS
 from axon.nn.inputs import Inputs
 from axon.parallel.context import Positions, Route, gathered_attention, permuted, ring_attention, route
 
@@ -47,6 +49,7 @@ def attend(
         pairs, own = None if documents is None else (documents, documents), None if sinks is None else sinks[0, 0]
         own_bias = None if bias is None else bias[0, 0]
         return attention_and_lse(q, k, v, config, AttentionInputs(pairs, sinks=own, distance_bias=own_bias))[0]
+    config = replace(config, products=scope.attention)
     work = _Attention(scope.placement, config, k.shape[1], q.shape[2] // k.shape[2])
     return work(q, k, v, documents, sinks, bias)
 
@@ -67,6 +70,7 @@ def attend_across(
     scope = axes.current()
     if scope is None:
         return local(q, k, v, documents, of_keys)
+    config = replace(config, products=scope.attention)
     sequences, queries, heads = scope.placement.spec(QUERIES)
     of_queries, all_keys = PartitionSpec(sequences, queries, heads, None), PartitionSpec(sequences, None, heads, None)
     of_documents = None if documents is None else PartitionSpec(sequences, queries)
@@ -113,7 +117,14 @@ class _Attention:
         """What a device does; `others`: the mesh axes among whose devices keys are shared."""
         # Asked here: in the region where all mesh axes are manual, a placement knows of none.
         split, stored = self._split, self.placement.stored_positions(self.seq)
-        order = Positions.of(stored, num_shards(split)).order
+        positions = Positions.of(stored, num_shards(split))
+        order = positions.order
+        if split and self.config.products is not None and positions.length % KEYS:
+            raise UserError(
+                f"FP8 in attention: {num_shards(split)} devices split a sequence of {self.seq} into runs of "
+                f"{positions.length} positions, which blocks of {KEYS} that share a scale do not divide. Split it over "
+                "fewer devices, make it longer, or set FP8Current.attention to False"
+            )
 
         def local(q, k, v, documents, of_keys, sinks, bias):
             if others:

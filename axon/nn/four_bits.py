@@ -18,7 +18,8 @@ from axon.nn.weight_transform import Operand, beside
 from axon.parallel.expert import Matrix
 from axon.precision.codebook import Codebook, packed, unpacked
 from axon.precision.dynamic_code import Blocks, decoded, encoded
-from axon.precision.microscaling import mx_packed, mx_scales
+from axon.precision.formats import mx_scales
+from axon.precision.microscaling import mx_packed
 
 GROUP = 256
 """How many scales share one of their own, of neighbouring outputs; the most below that divide them, where it does not.

@@ -10,6 +10,7 @@ from axon.axes import Names, Reporting, current, einsum, stored_array, use_weigh
 from axon.axes.patterns import Contraction
 from axon.chips.chip import Option
 from axon.composition import STAGES, Part
+from axon.kernels.attention import FP8Products
 from axon.nn.amax import amax_variable, report_to
 from axon.nn.param import Param, ParamSpec
 from axon.nn.weight_transform import Operand, Weight, WeightTransform, untransformed
@@ -33,6 +34,10 @@ class LowPrecision(WeightTransform):
     @property
     def paths(self) -> Patterns | None:
         return self.recipe.paths
+
+    @property
+    def attention(self) -> FP8Products | None:
+        return self.recipe.attention_products
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from axon.axes.patterns import Contraction
 from axon.chips.chip import Option
 from axon.composition import FREEZES, Part
 from axon.errors import UserError
+from axon.kernels.attention import FP8Products
 from axon.nn.param import Dims, Initializer, Param, ParamSpec, Variable, parameters
 from axon.parallel.expert import Matrix
 from axon.path_patterns import Patterns, check_patterns, matches
@@ -82,7 +83,8 @@ class WeightTransform(ABC):
     for routers, whose choice turns on small differences. `adapts`: whether its operands' own parameters train, and
     then nothing else does, but what `others` matches. `freezes`: whether some of the model's weights do not.
     `keeps_weights`: whether the model without its operands is what a run starts from. `adapters`: the names of those
-    that it trains at once, each by sequences of its own; none where it trains one by all.
+    that it trains at once, each by sequences of its own; none where it trains one by all. `attention`: what attention's
+    products are made in beside its operands; None: in the dtype of theirs.
     """
 
     paths: Patterns | None
@@ -90,6 +92,10 @@ class WeightTransform(ABC):
     freezes: ClassVar[bool] = True
     others: Patterns = ()
     adapters: tuple[str, ...] = ()
+
+    @property
+    def attention(self) -> FP8Products | None:
+        return None
 
     @property
     def keeps_weights(self) -> bool:

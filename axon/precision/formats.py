@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
-from jax.scipy.linalg import hadamard
 
 from axon.axes import MAX, Names
 from axon.errors import UserError
+from axon.kernels.hadamard import mixed
 from axon.kernels.quantized_matmul import Quantized
 from axon.kernels.quantized_matmul.quantize import rounded
 from axon.precision.stochastic import rounded_to_e2m1
@@ -18,9 +17,6 @@ from axon.precision.stochastic import rounded_to_e2m1
 SEQUENCES = "batch"
 """The axis that counts sequences. None share a scale, so that what a scale is does not depend on how many sequences are
 worked on at once: not on the layout, and not on microbatches."""
-
-SIGNS = np.where(np.random.default_rng(0).random(256) < 0.5, -1, 1).astype(np.float32)
-"""Signs that a block's numbers are multiplied by before they are mixed."""
 
 E8M0 = "float8_e8m0fnu"
 """The dtype of scales that are powers of two."""
@@ -119,10 +115,7 @@ class Format:
                 f"blocks of {block} of the axis {names[axis]!r} are mixed by no Hadamard matrix: make the axis a "
                 f"multiple of {self.share}, or leave what has it out of the recipe's paths"
             )
-        matrix = SIGNS[:block, None] * hadamard(block, jnp.float32) / math.sqrt(block)
-        blocks = jnp.moveaxis(x.astype(jnp.float32), axis, -1)
-        mixed = jnp.matmul(blocks.reshape(*blocks.shape[:-1], -1, block), matrix, precision=lax.Precision.HIGHEST)
-        return jnp.moveaxis(mixed.reshape(blocks.shape), -1, axis)
+        return jnp.moveaxis(mixed(jnp.moveaxis(x.astype(jnp.float32), axis, -1), block), -1, axis)
 
     def scales(self, largest: Array, of_all: Array | None = None) -> Array:
         """The scales for these largest magnitudes, in float32; not a number where they are not finite.
@@ -171,6 +164,17 @@ def spread(scales: Array, shape: tuple[int, ...]) -> Array:
         if 1 < count < size:
             scales = jnp.repeat(scales, size // count, axis=i)
     return scales
+
+
+def mx_bytes(scales: Array) -> Array:
+    """Powers of two as bytes of e8m0: the exponent and 127; 255 for what is not a number."""
+    return (lax.bitcast_convert_type(scales, jnp.int32) >> 23).astype(jnp.uint8)
+
+
+def mx_scales(stored: Array) -> Array:
+    """The scales of these bytes, float32. 2⁻¹²⁷, which is less than float32's normal numbers, is 0."""
+    powers = lax.bitcast_convert_type(stored.astype(jnp.int32) << 23, jnp.float32)
+    return jnp.where(stored == 255, jnp.nan, powers)
 
 
 def _powers_of_two(largest: Array, most: float) -> Array:

@@ -3,18 +3,15 @@
 import itertools
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from axon.precision.codebook import Codebook, paired, split
-from axon.precision.formats import E2M1, E8M0, Format
+from axon.precision.formats import E2M1, E8M0, Format, mx_bytes
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 E2M1_CODES = Codebook((*MAGNITUDES, *(-x for x in MAGNITUDES)), most=6.0)
 """The bits of an e2m1 number are its code: a sign, and one of eight magnitudes."""
-
-BIAS = 127
-"""Of e8m0: a byte is the exponent and so much more; 255 is not a number."""
 
 
 def mx_packed(x: Array, axis: int, block: int) -> tuple[Array, Array]:
@@ -30,11 +27,4 @@ def mx_packed(x: Array, axis: int, block: int) -> tuple[Array, Array]:
     for code, (low, high) in enumerate(itertools.pairwise(MAGNITUDES)):
         middle = (low + high) / 2
         codes += (jnp.abs(part) >= middle if code % 2 else jnp.abs(part) > middle).astype(jnp.uint8)
-    exponents = jnp.frexp(scales)[1] - 1 + BIAS
-    return paired(codes, axis), jnp.squeeze(jnp.where(jnp.isnan(scales), 255, exponents), axis).astype(jnp.uint8)
-
-
-def mx_scales(stored: Array) -> Array:
-    """The scales of these bytes, float32. 2⁻¹²⁷, which is less than float32's normal numbers, is 0."""
-    powers = lax.bitcast_convert_type(stored.astype(jnp.int32) << 23, jnp.float32)
-    return jnp.where(stored == 255, jnp.nan, powers)
+    return paired(codes, axis), mx_bytes(jnp.squeeze(scales, axis))

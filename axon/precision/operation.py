@@ -15,7 +15,7 @@ from axon.errors import UserError
 from axon.kernels import quantize
 from axon.kernels.choice import choose, with_tpu
 from axon.kernels.quantized_matmul import Quantized
-from axon.precision.formats import SEQUENCES, Format, largest_magnitudes, quantized
+from axon.precision.formats import E8M0, SEQUENCES, Format, largest_magnitudes, mx_bytes, mx_scales, quantized
 from axon.precision.recipe import Recipe
 
 
@@ -27,16 +27,18 @@ class Side(NamedTuple):
 
 
 class Rounded(NamedTuple):
-    """An operand in 8 bits on all devices, with its axes; its scales have as many, each of size 1 or more."""
+    """An operand in 8 bits on all devices, with its axes; its scales have as many, each of size 1 or more. Those that
+    are `powers_of_two` travel as exponents, in 8 bits too."""
 
     array: Quantized
     names: Names
     spec: PartitionSpec
+    powers_of_two: bool = False
 
     def moved(self, spec: PartitionSpec) -> "Rounded":
-        values, scales = self.array
-        placed = Quantized(reshard(values, spec), reshard(scales, scales_spec(spec, scales.shape)))
-        return Rounded(placed, self.names, spec)
+        (values, scales), place = self.array, scales_spec(spec, self.array.scales.shape)
+        scales = mx_scales(reshard(mx_bytes(scales), place)) if self.powers_of_two else reshard(scales, place)
+        return self._replace(array=Quantized(reshard(values, spec), scales), spec=spec)
 
     def without_scales(self) -> "Rounded":
         """The values alone, for a product with what is multiplied by the scales already."""
@@ -154,7 +156,7 @@ def rounded(
     place = PartitionSpec(*split)
     specs = place, scales_spec(place, counts)
     run = per_device(local, (here, *(PartitionSpec() for _ in more)), specs)
-    return Rounded(Quantized(*run(x, *more)), names, place)
+    return Rounded(Quantized(*run(x, *more)), names, place, form.scale_dtype == E8M0)
 
 
 def _without_one_pass(

@@ -11,6 +11,8 @@ from axon.checks import check_range
 from axon.chips import CHIPS, Chip, chip_of
 from axon.chips.chip import Option
 from axon.errors import UserError
+from axon.kernels.attention import FP8Products
+from axon.kernels.attention.fp8 import PRODUCTS
 from axon.layout import Placement
 from axon.path_patterns import Patterns
 from axon.precision.formats import Format
@@ -72,6 +74,11 @@ class Recipe(ABC):
     def products(self) -> Products: ...
 
     @property
+    def attention_products(self) -> FP8Products | None:
+        """What the products of attention's forward are made in; None: in `Precision.compute`."""
+        return None
+
+    @property
     def recorded_steps(self) -> int:
         """Of how many steps before the largest magnitudes give the scales; 0: those of the operand itself do."""
         return 0
@@ -123,7 +130,9 @@ class Recipe(ABC):
 
     def check_chip(self, chip: Chip | None, called: str) -> None:
         """Raise `UserError` for a chip, or one that is `called` so and not known, without the recipe's products."""
-        name, needed = type(self).__name__, frozenset(form.product for form in self.products.formats)
+        name, needed = type(self).__name__, {form.product for form in self.products.formats}
+        if self.attention_products is not None:
+            needed.add(PRODUCTS)
         if self.emulate or (chip is not None and needed <= chip.products):
             return
         able = ", ".join(chip.name for chip in CHIPS.values() if needed <= chip.products)

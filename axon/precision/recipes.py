@@ -6,6 +6,8 @@ from typing import ClassVar, Literal
 from jax import Array
 
 from axon.checks import check_range
+from axon.errors import UserError
+from axon.kernels.attention import FP8Products
 from axon.precision.formats import E2M1, E4M3, E8M0, Format
 from axon.precision.recipe import Products, Recipe
 
@@ -34,9 +36,24 @@ class FP8Current(Recipe):
     Args:
         share: who shares a scale: all of a weight, and of a sequence ("tensor"); or each token, and each output of a
             weight ("row").
+        attention: both products of attention's forward are made in e4m3 too, with scales of blocks of queries and keys
+            (FlashAttention-3, arXiv:2407.08608, section 3.3); those of its backward stay in `Precision.compute`.
     """
 
     share: Literal["tensor", "row"] = "tensor"
+    attention: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.attention and self.ends_text:
+            raise UserError(
+                f"FP8Current.attention and {self.ends_text} cannot be combined: attention has no weight that says of "
+                "which layer it is. Leave one of them out"
+            )
+
+    @property
+    def attention_products(self) -> FP8Products | None:
+        return FP8Products(self.emulate) if self.attention else None
 
     @property
     def products(self) -> Products:

@@ -184,7 +184,8 @@ class Runtime:
         placement = placement or self.placement
         execution = execution or self.execution
         dtypes = self.compute_dtype, self.precision.reduce_dtype
-        scope = axes.Scope(placement, *dtypes, execution, self.choices, row_block=row_block)
+        attention = next((each.attention for each in self.transforms if each.attention is not None), None)
+        scope = axes.Scope(placement, *dtypes, execution, self.choices, row_block=row_block, attention=attention)
         try:
             with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
                 yield

@@ -30,7 +30,7 @@ def test_each_chip_has_its_own_values_and_each_name_is_of_one():
     for chip in CHIPS.values():
         assert 16e9 < chip.memory < 1e12
         assert 100 < chip.ridge < 700, chip.name
-        assert chip.products <= {"int8", "fp8", "fp8 in blocks of 128"}, chip.name
+        assert chip.products <= {"int8", "fp8", "fp8 in blocks of 128", "fp8 in attention"}, chip.name
     memories = {kind: device_memory(device(kind, "gpu")) for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA L4")}
     assert memories == {"NVIDIA H100 80GB HBM3": 84942979072, "NVIDIA L4": 24_000_000_000}
 

@@ -49,6 +49,7 @@ OPTIMIZERS: dict[str, Any] = {
     "SOAP": SOAP(Constant(3e-3), every=2, largest=40, eps=1e-3),  # a small eps makes a sign of Adam's first step
     "schedule-free": ScheduleFreeAdamW(Constant(3e-3), eps=EPS),
     "8 bits": AdamW(Constant(3e-3), eps=EPS, moments="dynamic8"),
+    "FP8": AdamW(Constant(3e-3), eps=EPS, moments="fp8"),
     "bfloat16": Muon(Constant(1e-2), replace(REST, moments="bfloat16"), moments="bfloat16"),
     "Optax": Optax(optax.adabelief, Constant(1e-3)),
 }

@@ -5,7 +5,8 @@ import ml_dtypes
 import numpy as np
 
 from axon.precision.codebook import unpacked
-from axon.precision.microscaling import E2M1_CODES, mx_packed, mx_scales
+from axon.precision.formats import mx_scales
+from axon.precision.microscaling import E2M1_CODES, mx_packed
 
 
 def wide(codes, scales, axis=-2):

@@ -35,7 +35,12 @@ def test_what_is_said_holds_on_every_platform_and_gradients_are_float32_unless_s
 
 @pytest.mark.parametrize(
     ("recipe", "needed", "able"),
-    [(Int8(), "int8", "v6e"), (FP8Current(), "fp8", "h200"), (MXFP8(), "blocks of 32", "")],
+    [
+        (Int8(), "int8", "v6e"),
+        (FP8Current(), "fp8", "h200"),
+        (FP8Current(attention=True), "fp8 in attention", "; tpu7x has"),
+        (MXFP8(), "blocks of 32", ""),
+    ],
 )
 def test_a_chip_without_the_products_is_told_which_have_them(recipe, needed, able):
     with pytest.raises(UserError, match=rf"Precision.recipe.*{needed}.*'cpu'.*{able}.*{type(recipe).__name__}.emulate"):

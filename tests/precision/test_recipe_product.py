@@ -1,5 +1,6 @@
 """Products by a recipe, beside the formula in float64: forward and both gradients; and what each rounds."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -156,6 +157,22 @@ def test_a_chip_multiplies_and_gathers_in_8_bits(target, count, recipe, value, s
     summed = re.findall(rf"= {sum_}\[[0-9,]*\]\S* convolution", text)
     assert len(gathered) >= 7
     assert len(summed) >= 3 * 7
+
+
+@pytest.mark.full
+@pytest.mark.draws(1)
+def test_scales_that_are_powers_of_two_are_gathered_in_a_byte():
+    """32 numbers in 33 bytes, 0.516 of bfloat16's: those of all matrices, in both passes. A CPU widens e4m3 to 16 bits,
+    so numbers are counted."""
+    model, precision = Llama(vocab=64, embed=128, layers=1, heads=2, kv_heads=2, mlp=256), Precision("bfloat16")
+    options = {"batch": 4, "seq": 32, "precision": replace(precision, recipe=MXFP8(emulate=True))}
+    program = Program(model, Layout({"data": 4}, zero=3), SGD(Constant(0.1)), devices=jax.devices()[:4], **options)
+    gathered = re.findall(r"= (\w+)\[([0-9,]+)\]\S* all-gather", program.lower().compile().as_text())
+    sizes = [(dtype, math.prod(map(int, shape.split(",")))) for dtype, shape in gathered]
+    values, scales = (sum(size for one, size in sizes if one == dtype) for dtype in ("f16", "u8"))
+    assert values >= 2 * (4 * 128 * 128 + 3 * 128 * 256)
+    assert scales == values // 32
+    assert max(size for dtype, size in sizes if dtype == "f32") == 64 * 128, "the head alone"
 
 
 @pytest.mark.full

@@ -25,7 +25,15 @@ from models.llama import Llama
 MODEL = Gemma(vocab=64, embed=32, layers=3, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
 SMALL = Llama(vocab=64, embed=32, layers=2, heads=2, kv_heads=2, mlp=32)
 
-OPTIMIZERS = EVERY | BY_GROUP | {"Lion": Lion(RATE, moments="bfloat16"), "8 bits": AdamW(RATE, moments="dynamic8")}
+OPTIMIZERS = (
+    EVERY
+    | BY_GROUP
+    | {
+        "Lion": Lion(RATE, moments="bfloat16"),
+        "8 bits": AdamW(RATE, moments="dynamic8"),
+        "FP8": AdamW(RATE, moments="fp8"),
+    }
+)
 EXACT = ("Lion", "SGD", "SGD without momentum")
 SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 

@@ -24,7 +24,14 @@ MODEL = Gemma(vocab=64, embed=32, layers=5, heads=2, kv_heads=2, mlp=32, head_di
 
 SMALL = Llama(vocab=64, embed=32, layers=2, heads=2, kv_heads=2, mlp=32)
 
-OPTIMIZERS = EVERY | BY_GROUP | {"8 bits": AdamW(RATE, moments="dynamic8")}
+OPTIMIZERS = (
+    EVERY
+    | BY_GROUP
+    | {
+        "8 bits": AdamW(RATE, moments="dynamic8"),
+        "FP8": AdamW(RATE, moments="fp8"),
+    }
+)
 PIPELINE: dict[str, Any] = {"mesh": {"pipe": 2, "data": 2}, "microbatches": 2}
 SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 

@@ -9,9 +9,11 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import current
+from axon.chips import chip_of
 from axon.errors import UserError
 from axon.kernels.attention import cudnn, gpu_support
 from axon.kernels.attention.flash import NAME
+from axon.kernels.attention.fp8 import PRODUCTS, FP8Products
 from axon.kernels.attention.mask import (
     Causal,
     Everything,
@@ -36,6 +38,7 @@ __all__ = [
     "AttentionInputs",
     "Causal",
     "Everything",
+    "FP8Products",
     "Mask",
     "Prefix",
     "SameDocument",
@@ -122,7 +125,7 @@ def attention_gradients(
     """Gradients of `q`, `k` and `v`, where `k` and `v` are a part of the keys that the queries see.
 
     Args:
-        inputs: without sinks, slopes and bias: sinks are no key's.
+        config: its `products` are of the forward alone. inputs: without sinks, slopes and bias: sinks are no key's.
         rows: dO, `batch seq heads value_dim`, and of each query, `batch seq heads` float32, the log-sum-exp over *all*
             of its keys, −∞ or ∞ where none of these should count, and D = Σ out·dout − dlse (arXiv:2307.08691).
         out: the output over all keys, `batch seq heads value_dim`, where D is Σ out·dout alone: cuDNN wants it in place
@@ -130,6 +133,7 @@ def attention_gradients(
 
     Returns: in the shapes of the operands, float32, or the dtype of the operands from the kernels for TPUs and GPUs.
     """
+    config = replace(config, products=None)
     chosen = _chosen(q, k, v, config, inputs, "it takes D from the output, which is absent" if out is None else None)
     if chosen == "cudnn" and out is not None:
         return cudnn.attention_gradients_cudnn(q, k, v, config, inputs, rows, out)
@@ -152,6 +156,8 @@ def _chosen(
     _check(q, k, v, config, inputs)
     plain = with_tpu(_unsupported(q, v, inputs), {"xla": None, "reference": None})
     operands = q, k, v, config, inputs
+    if config.products is not None:
+        return choose("attention", _of_fp8(config.products, plain), str(config))
     of_gpus = {
         "cudnn": without_cudnn or _off_gpu(cudnn.unsupported, *operands),
         "mosaic": _off_gpu(gpu_support.unsupported, *operands),
@@ -159,6 +165,17 @@ def _chosen(
     if cudnn.takes_bias(q, k, config.mask, inputs):
         of_gpus = dict(reversed(of_gpus.items()))
     return choose("attention", with_gpu(of_gpus, plain), str(config))
+
+
+def _of_fp8(products: FP8Products, plain: dict[str, str | None]) -> dict[str, str | None]:
+    """Implementation → why it cannot multiply in e4m3, of the TPU kernel its own reasons in `plain`; or emulation's."""
+    if products.emulate:
+        return {"xla": None}
+    scope = current()
+    chip = None if scope is None else chip_of(scope.placement.chip)
+    able = chip is not None and PRODUCTS in chip.products
+    without = None if able else f"it is for chips with products of {PRODUCTS}"
+    return {"tpu": plain["tpu"] or without, **dict.fromkeys(("xla", "mosaic", "cudnn"), "it has no products in FP8")}
 
 
 def _run(

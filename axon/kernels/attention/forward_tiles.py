@@ -40,10 +40,10 @@ class ForwardTiles(NamedTuple):
 
 
 def forward_tiles(
-    tiles: Tiles, mask: Mask, group: int, real_queries: int, real_keys: int, start: int | None
+    tiles: Tiles, mask: Mask, group: int, real_queries: int, real_keys: int, start: int | None, least_keys: int = LANES
 ) -> ForwardTiles:
-    """The tiles of least cost within `tiles`; a `start` known only at run time, None, is taken as that of the last
-    keys."""
+    """The tiles of least cost within `tiles`, of blocks of `least_keys` at least; a `start` known only at run time,
+    None, is taken as that of the last keys."""
     place = max(0, real_keys - real_queries) if start is None else start
     most = max(LANES, tiles.rows // group // LANES * LANES)
     sizes = [queries for queries in (LANES, 2 * LANES, 4 * LANES, 8 * LANES) if queries < most]
@@ -51,7 +51,7 @@ def forward_tiles(
         Grid.of(queries * group, keys, group, real_queries, real_keys)
         for queries in (*sizes, most)
         for keys in (2 * LANES, LANES)
-        if keys <= max(tiles.keys, LANES)
+        if least_keys <= keys <= max(tiles.keys, least_keys)
     ]
     cuts = [ForwardTiles(grid, _blocks(grid.steps(mask, place), tiles.keys // grid.keys)) for grid in grids]
     return min(cuts, key=lambda cut: cut._cost(mask, place, tiles.overhead))

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jax import Array
 
+from axon.kernels.attention.fp8 import FP8Products
 from axon.kernels.attention.mask import Documents, Mask
 
 
@@ -15,14 +16,17 @@ class AttentionConfig:
     Args:
         mask: which keys a query sees. scale: of q·k.
         soft_cap: scores s become `soft_cap·tanh(s / soft_cap)` (Gemma 2, arXiv:2408.00118); None for none.
+        products: what both products of the forward are made in; None: in the dtype of the operands.
     """
 
     mask: Mask
     scale: float
     soft_cap: float | None = None
+    products: FP8Products | None = None
 
     def __str__(self) -> str:
-        return str(self.mask) + (f", soft cap {self.soft_cap:g}" if self.soft_cap is not None else "")
+        soft_cap = "" if self.soft_cap is None else f", soft cap {self.soft_cap:g}"
+        return str(self.mask) + soft_cap + ("" if self.products is None else f", {self.products}")
 
 
 class AttentionInputs(NamedTuple):

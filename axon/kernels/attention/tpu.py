@@ -15,12 +15,14 @@ from axon.kernels.attention.backward_tiles import Tiling, choose_tiling
 from axon.kernels.attention.cost import backward_cost, forward_cost
 from axon.kernels.attention.flash import differentiable
 from axon.kernels.attention.forward_tiles import forward_tiles
+from axon.kernels.attention.fp8 import KEYS, QUERIES, quantized_operands
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
-from axon.kernels.attention.tiles import Grid, Tiles, reach
+from axon.kernels.attention.tiles import LANES, Grid, Tiles, reach
 from axon.kernels.attention.tpu_backward import backward
 from axon.kernels.attention.tpu_backward_grid import Spans, Tables
 from axon.kernels.attention.tpu_forward import Operands, forward
 from axon.kernels.attention.tpu_scores import LOG2E, PerRow
+from axon.kernels.attention.tpu_softmax import Scales
 
 
 def attention_tpu(
@@ -112,13 +114,16 @@ class _Kernels:
 
     def forward(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> tuple[Array, Array]:
         """Output and log-sum-exp, `batch kv_heads group seq`."""
-        mask, tiles = self.config.mask, self.tiles
-        cut = forward_tiles(tiles, mask, q.shape[2], q.shape[3], k.shape[2], self.start)
+        mask, tiles, dtype, scales = self.config.mask, self.tiles, q.dtype, None
+        least = LANES if self.config.products is None else KEYS
+        cut = forward_tiles(tiles, mask, q.shape[2], q.shape[3], k.shape[2], self.start, least)
+        if self.config.products is not None:
+            (q, k, v), scales = _in_e4m3(cut.grid, q, k, v)
         grid, steps = cut.grid, cut.steps(mask, inputs.start if self.start is None else self.start)
-        operands = _operands(grid, grid.query_tiles, q, k, v, self.config, inputs)
+        operands = _operands(grid, grid.query_tiles, q, k, v, self.config, inputs)._replace(scales=scales)
         cost = forward_cost(mask, q, k, v, self.start)
         tables = reach(grid, mask, inputs)
-        out, lse = forward(self.config, cut, steps, tables, operands, cost, tiles.vmem, self.interpret)
+        out, lse = forward(self.config, cut, steps, tables, operands, dtype, cost, tiles.vmem, self.interpret)
         return out[:, :, :, : q.shape[3]], _untiled(grid, lse)
 
     def backward(
@@ -144,6 +149,15 @@ class _Kernels:
         tables = Tables.of(grid, spans, reach(grid, mask, inputs))
         dq, dk, dv = backward(self.config, cut, spans, tables, operands, rows, cost, tiles.vmem, self.interpret)
         return dq[:, :, :, : q.shape[3]], dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
+
+
+def _in_e4m3(grid: Grid, q: Array, k: Array, v: Array) -> tuple[tuple[Array, Array, Array], Scales]:
+    """Their values, and their scales, `batch kv_heads blocks`: those of queries by head of a group, of whole tiles."""
+    operands = quantized_operands(q, k, v)
+    of_q = _padded(operands[0].scales, 3, grid.query_tiles * grid.queries // QUERIES)
+    of_q = of_q.reshape(*of_q.shape[:2], -1)
+    values = operands[0].values, operands[1].values, operands[2].values
+    return values, Scales(of_q, operands[1].scales, operands[2].scales)
 
 
 def _by_block(cut: Tiling, x: Array) -> Array:

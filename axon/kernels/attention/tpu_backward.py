@@ -81,7 +81,7 @@ def backward(
 
 
 def _specs(places: Places, operands: Operands) -> Operands:
-    q, k, v, per_row, of_keys = operands
+    q, k, v, per_row, of_keys, _ = operands
     specs = places.documents(), places.per_head(), places.per_head()
     return Operands(
         places.queries(q.shape[4]),

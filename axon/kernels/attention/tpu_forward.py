@@ -17,15 +17,27 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.attention.forward_tiles import ForwardTiles
+from axon.kernels.attention.fp8 import QUERIES
 from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tiles import Reach
 from axon.kernels.attention.tpu_scores import Pair, PerRow, sees_all, table_row
-from axon.kernels.attention.tpu_softmax import Columns, Keys, State, begin, column_shapes, finish, meet, state_shapes
+from axon.kernels.attention.tpu_softmax import (
+    Columns,
+    Keys,
+    Scales,
+    State,
+    begin,
+    column_shapes,
+    finish,
+    meet,
+    state_shapes,
+)
 from axon.kernels.cost import Cost
 
 
 class Operands(NamedTuple):
-    """`q[batch kv_heads group seq head_dim]`, `k, v[batch kv_heads kv_seq head_dim]`, and the numbers of their rows.
+    """`q[batch kv_heads group seq head_dim]`, `k, v[batch kv_heads kv_seq head_dim]`, the numbers of their rows, and
+    `scales` where they are in e4m3.
 
     The same of their blocks' specifications, and of the references that a kernel gets.
     """
@@ -35,6 +47,7 @@ class Operands(NamedTuple):
     v: Any
     per_row: PerRow
     key_documents: Any
+    scales: Scales | None = None
 
 
 def forward(
@@ -43,14 +56,16 @@ def forward(
     steps: int,
     reach: Reach,
     operands: Operands,
+    dtype: Any,
     cost: Cost,
     vmem: int,
     interpret: Any,
 ) -> tuple[Array, Array]:
-    """The output, `batch kv_heads group seq head_dim`, and each query's log-sum-exp, `batch kv_heads tiles 1 rows`."""
+    """The output in `dtype`, `batch kv_heads group seq head_dim`, and each query's log-sum-exp, `batch kv_heads tiles 1
+    rows`."""
     (q, _, v), grid = operands[:3], cut.grid
     batch, kv_heads, group, length, _ = q.shape
-    out = jax.ShapeDtypeStruct((batch, kv_heads, group, length, v.shape[3]), q.dtype)
+    out = jax.ShapeDtypeStruct((batch, kv_heads, group, length, v.shape[3]), dtype)
     lse = jax.ShapeDtypeStruct((batch, kv_heads, grid.query_tiles, 1, grid.rows), jnp.float32)
     at = _Places(cut)
     rows = pl.BlockSpec((None, None, None, 1, grid.rows), lambda b, h, i, t, reach: (b, h, at.query(i), 0, 0))
@@ -110,7 +125,7 @@ class _Places:
         return pl.BlockSpec(shape, lambda b, h, i, t, reach: (b, h, self.key(b, i, t, reach) * size, 0))
 
     def specs(self, operands: Operands) -> Operands:
-        grid, (q, k, v, per_row, of_keys) = self.grid, operands
+        grid, (q, k, v, per_row, of_keys, scales) = self.grid, operands
         documents = pl.BlockSpec((None, None, 1, grid.rows), lambda b, h, i, t, reach: (b, self.query(i), 0, 0))
         per_head = pl.BlockSpec((None, 1, grid.rows), lambda b, h, i, t, reach: (h, 0, 0))
         shape = (None, pl.Element(self.blocks), pl.Element(1), pl.Element(grid.keys))
@@ -121,7 +136,12 @@ class _Places:
             self.keys(v.shape[3]),
             PerRow(*(None if x is None else s for x, s in zip(per_row, (documents, per_head, per_head), strict=True))),
             None if of_keys is None else key_documents,
+            None if scales is None else Scales(*(self._scales(x.shape[2]) for x in scales)),
         )
+
+    def _scales(self, count: int) -> pl.BlockSpec:
+        """All scales of a head, which are read one by one."""
+        return pl.BlockSpec((None, None, count), lambda b, h, i, t, reach: (b, h, 0), memory_space=pltpu.SMEM)
 
 
 class _Kernel(NamedTuple):
@@ -158,7 +178,7 @@ class _Kernel(NamedTuple):
         """All of a step's blocks, 512 keys at a time, in one run of instructions: the compiler overlaps them."""
         most = max(1, 512 // self.cut.grid.keys)
         for place in range(0, self.cut.blocks, most):
-            self.meet(pair.key + place, place, min(most, self.cut.blocks - place), masked=0)
+            self.meet(pair._replace(key=pair.key + place), place, min(most, self.cut.blocks - place), masked=0)
 
     def meet_seen(self, pair: Pair, left: Array) -> None:
         """Of a step's blocks those that are seen, `left` from the pair's on: two at a time, and what then is left.
@@ -173,21 +193,32 @@ class _Kernel(NamedTuple):
             if self.cut.blocks > 1:
                 both = left - done >= 2
                 whole, first = (sees_all(self.config, self.cut.grid, self.reach, here, blocks) for blocks in (2, 1))
-                pl.when(both & whole)(lambda: self.meet(here.key, place, 2, masked=0))
-                pl.when(both & jnp.logical_not(whole) & first)(lambda: self.meet(here.key, place, 2, masked=1))
-                pl.when(both & jnp.logical_not(first))(lambda: self.meet(here.key, place, 2, masked=2))
-            pl.when(left - done == 1)(lambda: self.meet(here.key, place, 1, masked=1))
+                pl.when(both & whole)(lambda: self.meet(here, place, 2, masked=0))
+                pl.when(both & jnp.logical_not(whole) & first)(lambda: self.meet(here, place, 2, masked=1))
+                pl.when(both & jnp.logical_not(first))(lambda: self.meet(here, place, 2, masked=2))
+            pl.when(left - done == 1)(lambda: self.meet(here, place, 1, masked=1))
             return 0
 
         lax.fori_loop(0, (left + 1) >> 1, two, 0)
 
-    def meet(self, key: Array, place: Array | int, blocks: int, masked: int) -> None:
-        """So many blocks from the `key`-th of all on, the `place`-th of those fetched; the last are `masked`."""
+    def meet(self, pair: Pair, place: Array | int, blocks: int, masked: int) -> None:
+        """So many blocks from the pair's on, the `place`-th of those fetched; the last are `masked`."""
         x, size = self.x, self.cut.grid.keys
         q = x.q[...].reshape(self.cut.grid.rows, x.q.shape[-1])
         keys = pl.ds(place * size if isinstance(place, int) else pl.multiple_of(place * size, size), blocks * size)
         documents = None
         if masked and x.key_documents is not None:
             documents = jnp.concatenate([x.key_documents[place + i] for i in range(blocks)], axis=1)
-        of_keys = Keys(x.k[keys, :], x.v[keys, :], documents, key * size)
+        of_keys = Keys(x.k[keys, :], x.v[keys, :], documents, pair.key * size, self.scales(pair, blocks))
         meet(self.state, self.columns, self.config, q, of_keys, masked * size)
+
+    def scales(self, pair: Pair, blocks: int) -> Scales | None:
+        """Of the tile's rows, and of so many blocks from the pair's on."""
+        if self.x.scales is None:
+            return None
+        (of_q, of_k, of_v), grid = self.x.scales, self.cut.grid
+        parts = grid.queries // QUERIES
+        of_rows = [
+            of_q[(head * grid.query_tiles + pair.query) * parts + i] for head in range(grid.group) for i in range(parts)
+        ]
+        return Scales(of_rows, *([x[pair.key + i] for i in range(blocks)] for x in (of_k, of_v)))

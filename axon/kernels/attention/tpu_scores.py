@@ -44,9 +44,19 @@ def matmul(a: Array, b: Array, summed: tuple[int, int]) -> Array:
 
 def capped(found: Array, config: AttentionConfig) -> tuple[Array, Array | None]:
     """Products q·k → scores in base 2; and, with a soft cap, its slope there."""
+    return bent(found * factor(config), config)
+
+
+def factor(config: AttentionConfig) -> float:
+    """What products q·k are multiplied by before `bent`."""
+    return config.scale * (LOG2E if config.soft_cap is None else 1 / config.soft_cap)
+
+
+def bent(scaled: Array, config: AttentionConfig) -> tuple[Array, Array | None]:
+    """Products q·k times `factor` → scores in base 2; and, with a soft cap, its slope there."""
     if config.soft_cap is None:
-        return found * (config.scale * LOG2E), None
-    bent = jnp.tanh(found * (config.scale / config.soft_cap))
+        return scaled, None
+    bent = jnp.tanh(scaled)
     return bent * (config.soft_cap * LOG2E), 1 - bent * bent
 
 

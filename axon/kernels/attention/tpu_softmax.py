@@ -13,9 +13,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from axon.kernels.attention.fp8 import KEYS, QUERIES, whole
 from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tiles import LANES, Grid, Reach
-from axon.kernels.attention.tpu_scores import LEAST, LOG2E, MASKED, PerRow, capped, matmul
+from axon.kernels.attention.tpu_scores import LEAST, LOG2E, MASKED, PerRow, bent, capped, factor, matmul
 
 
 class State(NamedTuple):
@@ -73,8 +74,9 @@ def begin(
         state.top[...] = jnp.full(state.top.shape, LEAST, jnp.float32)
         state.total[...] = jnp.zeros(state.total.shape, jnp.float32)
     else:
-        state.top[...] = _column(per_row.sinks[...]) * LOG2E
-        state.total[...] = jnp.where(lane == 0, 1.0, 0.0)
+        sinks = _column(per_row.sinks[...]) * LOG2E
+        state.top[...] = _top(sinks, config)
+        state.total[...] = jnp.where(lane == 0, jnp.exp2(sinks - state.top[...]), 0.0)
     if columns.low is not None:
         columns.low[...] = config.mask.low(query) - lane
     if columns.high is not None:
@@ -87,20 +89,31 @@ def begin(
         columns.distances[...] = (lane - query).astype(jnp.float32)
 
 
+class Scales(NamedTuple):
+    """Numbers in e4m3 are multiplied by: of each 128 rows of queries, and of each 256 keys and values, of a meeting.
+
+    The same of their arrays, `batch kv_heads blocks`, and of the references that a kernel gets.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+
+
 class Keys(NamedTuple):
     """Some blocks of keys that a tile of queries meets: `k[keys head_dim]`, `v[keys value_dim]`, `documents[1 keys]`,
-    and the index of the first of them."""
+    the index of the first of them, and `scales` where they are in e4m3."""
 
     k: Array
     v: Array
     documents: Array | None
     first: Array
+    scales: Scales | None
 
 
 def meet(state: State, columns: Columns, config: AttentionConfig, q: Array, keys: Keys, masked: int) -> None:
     """`q[rows head_dim]` takes in `keys`; of their last `masked` some pairs may be unseen."""
-    found, _ = capped(matmul(q, keys.k, (1, 1)), config)
-    groups = [found[:, lane : lane + LANES] for lane in range(0, found.shape[1], LANES)]
+    groups = _scores(q, keys, config)
     if columns.alibi_slopes is not None:
         groups = [
             group + columns.alibi_slopes[...] * (columns.distances[...] + (keys.first + i * LANES).astype(jnp.float32))
@@ -109,13 +122,42 @@ def meet(state: State, columns: Columns, config: AttentionConfig, q: Array, keys
     for i in range(len(groups) - masked // LANES, len(groups)):
         groups[i] = _masked(groups[i], columns, keys, i * LANES)
     before = state.top[...]
-    top = jnp.maximum(before, jnp.max(jnp.concatenate(groups, axis=1), axis=1, keepdims=True))
+    top = jnp.maximum(before, _top(jnp.max(jnp.concatenate(groups, axis=1), axis=1, keepdims=True), config))
     fading = jnp.exp2(before - top)
     powers = [jnp.exp2(group - top) for group in groups]
     state.top[...] = top
     state.total[...] = fading * state.total[...] + sum(powers[1:], powers[0])
+    state.sums[...] = across(fading, state.sums.shape[1]) * state.sums[...] + _weighted(powers, keys)
+
+
+def _top(scores: Array, config: AttentionConfig) -> Array:
+    """What weights are powers below, where these are the greatest scores."""
+    return scores if config.products is None else whole(scores)
+
+
+def _scores(q: Array, keys: Keys, config: AttentionConfig) -> list[Array]:
+    """Of each 128 keys, `rows 128`, in base 2."""
+    products = matmul(q, keys.k, (1, 1))
+    lanes = [slice(lane, lane + LANES) for lane in range(0, products.shape[1], LANES)]
+    if keys.scales is None:
+        found, _ = capped(products, config)
+        return [found[:, lane] for lane in lanes]
+    rows = [(slice(i * QUERIES, (i + 1) * QUERIES), of_q * factor(config)) for i, of_q in enumerate(keys.scales.q)]
+    scaled = [
+        jnp.concatenate([products[row, lane] * (of_q * keys.scales.k[lane.start // KEYS]) for row, of_q in rows])
+        for lane in lanes
+    ]
+    return [bent(x, config)[0] for x in scaled]
+
+
+def _weighted(powers: list[Array], keys: Keys) -> Array:
+    """The sum of the values by their weights, of each 128 keys `rows 128`: `rows value_dim`."""
     weights = jnp.concatenate(powers, axis=1).astype(keys.v.dtype)
-    state.sums[...] = across(fading, state.sums.shape[1]) * state.sums[...] + matmul(weights, keys.v, (1, 0))
+    if keys.scales is None:
+        return matmul(weights, keys.v, (1, 0))
+    blocks = [slice(key, key + KEYS) for key in range(0, weights.shape[1], KEYS)]
+    parts = [matmul(weights[:, at], keys.v[at], (1, 0)) * by for at, by in zip(blocks, keys.scales.v, strict=True)]
+    return sum(parts[1:], parts[0])
 
 
 def _masked(scores: Array, columns: Columns, keys: Keys, lane: int) -> Array:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.kernels.attention.distances import Distances, add_by_distance
+from axon.kernels.attention.fp8 import emulated_operands
 from axon.kernels.attention.mask import Documents, Mask
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.xla_block import Part, backward_block, forward_block, with_bias
@@ -45,7 +46,9 @@ def attention_xla(
     )
     bias = inputs.distance_bias
     bias = None if bias is None else bias.astype(jnp.float32).reshape(kv_heads, -1, bias.shape[1])
-    attend = _blocks(plan, config, of_scores, save=k.shape[1] <= SAVED and config.soft_cap is None)
+    # Saved weights would be those of rounded scores, and the backward's scores are not.
+    save = k.shape[1] <= SAVED and config.soft_cap is None and config.products is None
+    attend = _blocks(plan, config, of_scores, save)
     out, lse = attend(q, k, v, sinks, alibi_slopes, bias, masks)
     return _as_given(out, batch), lse.reshape(batch, heads, queries).swapaxes(1, 2)
 
@@ -197,19 +200,24 @@ def _blocks(
 
     def forward(q, k, v, sinks, alibi_slopes, bias, masks):
         operands = (q, k, v, sinks, alibi_slopes, bias)
-        results = [forward_block(part, cap) for _, part in parts(operands, masks)]
+        multiplied = operands if config.products is None else (*emulated_operands(q, k, v), *operands[3:])
+        results = [forward_block(part, cap, config.products) for _, part in parts(multiplied, masks)]
         out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in results], axis=2).astype(q.dtype)
         lse = jnp.concatenate([_ungrouped(lse, q) for _, _, lse in results], axis=2)
         saved = [(weights if save else None, lse) for _, weights, lse in results]
-        return (out, jnp.where(lse == jnp.inf, -jnp.inf, lse)), (operands, masks, saved)
+        kept = None if config.products is None else out
+        return (out, jnp.where(lse == jnp.inf, -jnp.inf, lse)), (operands, masks, saved, kept)
 
     def backward(residuals, cotangents):
-        operands, masks, saved = residuals
+        operands, masks, saved, out = residuals
         (q, k, v, _, alibi_slopes, bias), (dout, dlse) = operands, cotangents
+        # Where weights were rounded D is of the output, as in flash kernels and rings, not of recomputed weights.
+        totals = None if out is None else jnp.sum(out.astype(jnp.float32) * dout, axis=-1, keepdims=True) - dlse
         dq, dsinks, dk, dv = [], [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
         dbias = None if bias is None else jnp.zeros_like(bias)
         for (block, part), (weights, lse) in zip(parts(operands, masks), saved, strict=True):
-            gradients = backward_block(part, cap, weights, lse, _rows(dout, block), dlse=_rows(dlse, block))
+            total = None if totals is None else _rows(totals, block)
+            gradients = backward_block(part, cap, weights, lse, _rows(dout, block), _rows(dlse, block), total)
             dq.append(_ungrouped(gradients.q, q))
             dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
             if gradients.sink is not None:

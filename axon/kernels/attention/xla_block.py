@@ -4,14 +4,22 @@ The backward is FlashAttention's (Dao, arXiv:2307.08691, algorithm 2): of the so
 needed.
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.kernels.attention.distances import Distances, by_distance
+from axon.kernels.attention.fp8 import E4M3, FP8Products, whole
+
+LOG2E = math.log2(math.e)
 
 MASKED = float(jnp.finfo(jnp.float32).min)
+
+
+LEAST = -1e30
+"""What a row's greatest score is taken for where it sees no key, and scores are told from a whole number."""
 
 
 class Part(NamedTuple):
@@ -43,20 +51,27 @@ def _scores(part: Part, cap: float | None) -> tuple[Array, Array | None]:
     return jnp.where(seen[:, None, None], scores.reshape(shape), MASKED).reshape(scores.shape), slope
 
 
-def forward_block(part: Part, cap: float | None) -> tuple[Array, Array, Array]:
-    """The output, the weights, and each query's log-sum-exp: infinite, so that no weight is left, if it sees none."""
+def forward_block(part: Part, cap: float | None, products: FP8Products | None) -> tuple[Array, Array, Array]:
+    """The output, the weights, and each query's log-sum-exp: infinite, so that no weight is left, if it sees none.
+
+    With `products` the part's operands are those of `axon.kernels.attention.fp8.emulated_operands`.
+    """
     scores, _ = _scores(part, cap)
     top = jnp.max(scores, axis=-1, keepdims=True)
     if part.sink is not None:
         top = jnp.maximum(top, part.sink)
+    sees_some = top > MASKED
+    if products is not None:
+        top = whole(jnp.maximum(top, LEAST) * LOG2E) / LOG2E
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     if part.sink is not None:
         total += jnp.exp(part.sink - top)
-    lse = jnp.where(top > MASKED, top + jnp.log(total), jnp.inf)
-    total = jnp.where(top > MASKED, total, jnp.inf)
+    lse = jnp.where(sees_some, top + jnp.log(total), jnp.inf)
+    total = jnp.where(sees_some, total, jnp.inf)
     # Divided after the product, as in paged attention, of which the sums on a CPU are then these, bit for bit.
-    out = _dot(weights.astype(part.v.dtype), part.v, (2, 1)) / total
+    rounded = weights if products is None else weights.astype(E4M3)
+    out = _dot(rounded.astype(part.v.dtype), part.v, (2, 1)) / total
     return out, (weights / total).astype(part.v.dtype), lse
 
 

@@ -1,4 +1,4 @@
-"""How an optimizer's moments are kept between steps: in float32, bfloat16, or 8 bits."""
+"""How an optimizer's moments are kept between steps: in float32, bfloat16, 8 bits with scales of blocks, or FP8."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,15 +18,18 @@ from axon.errors import UserError
 from axon.nn import ParamSpec
 from axon.precision.dynamic_code import Blocks, decoded, encoded
 from axon.precision.stochastic import random_words, rounded_to_bfloat16
+from axon.precision.tensor_scale import Scaled, descaled, scaled
 from axon.train.optimizers.groups import Parameters
 
-MomentFormat = Literal["float32", "bfloat16", "dynamic8"]
+MomentFormat = Literal["float32", "bfloat16", "dynamic8", "fp8"]
 
 KIND = "optimizer"
 TILE, RUN = 16, 64
 """Elements of a block: 16 × 16 of a matrix, and of a table's row so many."""
 
-TABLES = ("vocab", "positions", "experts")
+EXPERTS = "experts"
+
+TABLES = ("vocab", "positions", EXPERTS)
 """Axes along which no block reaches: of what is rare and of what is frequent, gradients differ by magnitudes."""
 
 
@@ -36,7 +39,8 @@ class Moments:
 
     In bfloat16 they are rounded stochastically. "dynamic8" is the dynamic code with a scale for each block of 16 × 16,
     1.02 bytes a number, or of 64 in a table's rows. Parameters without even blocks, such as vectors, keep theirs in
-    float32, and the log says which.
+    float32, and the log says which. "fp8" is e4m3 of numbers of either sign, 1 byte, float16 of those that have none, 2
+    bytes, and a scale of each layer's tensor, of experts each one's.
 
     Args:
         format: between two updates; in an update they are float32. signed: name in the state → whether there are
@@ -52,6 +56,8 @@ class Moments:
         def store(name: str, path: str, leaf: Array) -> Any:
             if self.format == "bfloat16":
                 return rounded(leaf, parameters[path], count, salt=1 + list(self.signed).index(name))
+            if self.format == "fp8":
+                return _in_fp8(parameters[path], leaf, self.signed[name])
             return _in_blocks(path, parameters[path], leaf, self.signed[name])
 
         if self.format == "dynamic8":
@@ -62,7 +68,9 @@ class Moments:
         """A state as it is in an update."""
 
         def load(_: str, path: str, leaf: Any) -> Array:
-            return _of_blocks(parameters[path], leaf) if _is_blocks(leaf) else leaf.astype(jnp.float32)
+            if isinstance(leaf, Blocks):
+                return _of_blocks(parameters[path], leaf)
+            return _of_fp8(parameters[path], leaf) if isinstance(leaf, Scaled) else leaf.astype(jnp.float32)
 
         return state if self.format == "float32" else self._mapped(load, state, parameters)
 
@@ -75,7 +83,7 @@ class Moments:
             path = next((path for path in keys if path in parameters), None)
             return value if name is None or path is None else fn(name, path, value)
 
-        return jax.tree_util.tree_map_with_path(leaf, state, is_leaf=_is_blocks)
+        return jax.tree_util.tree_map_with_path(leaf, state, is_leaf=lambda x: isinstance(x, Blocks | Scaled))
 
 
 def rounded(x: Array, spec: ParamSpec, count: Array, salt: int = 0) -> Array:
@@ -126,13 +134,36 @@ def _of_blocks(spec: ParamSpec, blocks: Blocks) -> Array:
     return axes.per_device(decoded, (Blocks(placed, placed),), placed)(here)
 
 
+def _in_fp8(spec: ParamSpec, x: Array, signed: bool) -> Scaled:
+    """A moment as e4m3 or float16 with its tensors' scales, on which the devices that share one agree."""
+    scope, own = axes.current(), [_has_own_scale(spec, d) for d in range(len(spec.shape))]
+    split = [scope.placement.mesh_axes(name, KIND) if scope else () for name in spec.axes]
+    over = tuple(axis for names, each in zip(split, own, strict=True) if not each for axis in names)
+    counts = [n // num_shards(names) if each else 1 for n, names, each in zip(spec.shape, split, own, strict=True)]
+    placed = _placed(spec)
+    encode = partial(scaled, counts=tuple(counts), over=over, signed=signed)
+    return axes.per_device(encode, (placed,), Scaled(placed, _scales_placed(spec)))(axes.reshard(x, placed))
+
+
+def _of_fp8(spec: ParamSpec, kept: Scaled) -> Array:
+    places = Scaled(_placed(spec), _scales_placed(spec))
+    here = Scaled(*(axes.reshard(part, place) for part, place in zip(kept, places, strict=True)))
+    return axes.per_device(descaled, (places,), places.values)(here)
+
+
+def _has_own_scale(spec: ParamSpec, dimension: int) -> bool:
+    """Whether each along a dimension is a tensor of its own: layers, and experts."""
+    return dimension < spec.stack or base(spec.axes[dimension]) == EXPERTS
+
+
+def _scales_placed(spec: ParamSpec) -> PartitionSpec:
+    entries = enumerate(_placed(spec))
+    return PartitionSpec(*(entry if _has_own_scale(spec, d) else None for d, entry in entries))
+
+
 def _placed(spec: ParamSpec) -> PartitionSpec:
     scope = axes.current()
     return scope.placement.spec(spec.axes, KIND) if scope else PartitionSpec()
-
-
-def _is_blocks(leaf: Any) -> bool:
-    return isinstance(leaf, Blocks)
 
 
 def _name(entry: Any) -> Any:

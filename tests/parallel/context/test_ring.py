@@ -13,8 +13,10 @@ from axon.kernels.attention import (
     AttentionInputs,
     Causal,
     Everything,
+    FP8Products,
     SameDocument,
     Window,
+    attention_and_lse,
     attention_reference,
 )
 from axon.kernels.attention.reference import attention_gradients_reference
@@ -80,6 +82,23 @@ def check(placed, compiled, rng, size, config, seq, sinks=True, **sizes):
 @pytest.mark.parametrize("mask", FULL, ids=str)
 def test_a_ring_is_attention_over_the_whole_sequence(mask, size, rng, placed, compiled):
     check(placed, compiled, rng, size, AttentionConfig(mask, 0.4), 2 * size * int(rng.integers(1, 7)))
+
+
+@pytest.mark.full
+@pytest.mark.draws(1)
+def test_a_ring_of_products_in_fp8_is_one_devices(rng, placed, compiled):
+    """Chunks are of whole blocks, and weights are rounded alike whichever keys came first. Tolerance: some weights in
+    10⁵ fall to the other neighbour in e4m3, 2⁻³ of themselves away, by rounding of float32."""
+    seq, config = 1024, AttentionConfig(Causal() & SameDocument(), 0.4, products=FP8Products(emulate=True))
+    q, k, v, documents, sinks = operands(rng, seq)
+    problem = (q, k, v, documents, sinks, rng.normal(size=q.shape).astype(np.float32))
+    placement = placed({"context": 2})
+    ours = compiled(placement, lambda *o: with_gradients(ring(placement, 2, config, seq), *o), *problem)
+    whole = lambda q, k, v, documents, sinks: attention_and_lse(  # noqa: E731
+        q, k, v, config, AttentionInputs((documents, documents), sinks=sinks)
+    )[0]
+    for one, other in zip(ours, jax.jit(lambda *o: with_gradients(whole, *o))(*problem), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
 
 
 @pytest.mark.full

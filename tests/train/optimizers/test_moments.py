@@ -1,9 +1,11 @@
 """Moments in 8 bits and in bfloat16: what an update makes of them, where they lie, and what they cost."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,9 +13,10 @@ from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn import ParamSpec
 from axon.precision.dynamic_code import Blocks, decoded
+from axon.precision.tensor_scale import Scaled, descaled
 from axon.train.optimizers import SGD, SOAP, Adafactor, AdamW, Constant, Lion, Muon, ScheduleFreeAdamW, state_specs
 from axon.train.optimizers.base import Rule
-from axon.train.optimizers.moments import block_of
+from axon.train.optimizers.moments import Moments, block_of
 from axon.train.step import Program
 from models.llama import Llama
 
@@ -34,7 +37,7 @@ WIDE = {
     "layers/scale": spec("layers embed", decay=False),
     "layers/up": spec("layers embed mlp"),
 }
-IN_8_BITS = [
+IN_BLOCKS = [
     AdamW(RATE, moments="dynamic8"),
     Lion(RATE, moments="dynamic8"),
     SGD(RATE, moments="dynamic8"),
@@ -43,10 +46,15 @@ IN_8_BITS = [
     ScheduleFreeAdamW(RATE, moments="dynamic8"),
     SOAP(RATE, moments="dynamic8"),
 ]
+IN_FP8 = [
+    AdamW(RATE, moments="fp8"),
+    Muon(RATE, AdamW(RATE, moments="fp8"), moments="fp8"),
+    SOAP(RATE, moments="fp8"),
+]
 
 
 def named(optimizer):
-    return type(optimizer).__name__
+    return f"{type(optimizer).__name__}, {optimizer.moments}"
 
 
 def drawn(rng, steps=3):
@@ -56,8 +64,8 @@ def drawn(rng, steps=3):
     return draw(), [draw() for _ in range(steps)]
 
 
-def is_blocks(leaf):
-    return isinstance(leaf, Blocks)
+def is_narrow(leaf):
+    return isinstance(leaf, Blocks | Scaled)
 
 
 def test_blocks_reach_along_the_two_largest_axes_and_in_a_table_along_its_rows():
@@ -85,9 +93,41 @@ def test_8_bits_take_a_quarter_and_their_scales_lie_with_their_codes():
     assert held == 64 * 96 * 2 // 4 * (1 + 4 / 256)
 
 
+def test_fp8_takes_a_byte_and_two_and_a_scale_a_matrix():
+    state = state_specs(AdamW(RATE, moments="fp8"), WIDE)["direction"]
+    for path, counts in {"layers/up": (2, 1, 1), "layers/expert": (2, 2, 1, 1), "layers/scale": (2, 1)}.items():
+        for kept, dtype in ((state.mu[path], jnp.float8_e4m3fn), (state.nu[path], jnp.float16)):
+            assert (kept.values.axes, kept.values.shape) == (WIDE[path].axes, WIDE[path].shape)
+            assert (kept.values.dtype, kept.scales.shape, kept.scales.dtype) == (dtype, counts, jnp.float32)
+    placement = Placement.described(Layout({"data": 2, "tensor": 2}, zero=1), 4)
+    held = sum(placement.bytes_per_device(leaf) for leaf in jax.tree.leaves((state.mu, state.nu)))
+    whole = state_specs(AdamW(RATE), WIDE)["direction"].mu
+    numbers = sum(placement.bytes_per_device(one) // 4 for one in whole.values())
+    assert 3 * numbers < held < 3.01 * numbers
+
+
+def test_values_in_fp8_are_those_of_the_formula_bit_for_bit_on_every_layout(rng, compiled, placed):
+    """Scales too; no number that is not 0 becomes 0 without a sign."""
+    x = rng.normal(size=WIDE["layers/up"].shape).astype(np.float32) * np.float32([[[1e-3]], [[7.0]]])
+    x[1, 3, :50] *= 1e-12
+    keep = {True: "mu", False: "nu"}
+    for signed, dtype in ((True, ml_dtypes.float8_e4m3fn), (False, np.float16)):
+        most, own = np.float32(1 / float(ml_dtypes.finfo(dtype).max)), x if signed else x**2
+        scales = np.abs(own).max(axis=(1, 2), keepdims=True) * most
+        values = own * (1 / scales)
+        values = values if signed else np.where(values > 0, np.maximum(values, np.float32(2**-24)), values)
+        store = partial(Moments("fp8", {keep[signed]: signed}).stored, parameters=WIDE, count=jnp.int32(1))
+        for layout in ({"data": 1}, {"data": 2, "tensor": 2}):
+            state = {keep[signed]: {"layers/up": own}}
+            kept = compiled(placed(layout, zero=1), store, state)[keep[signed]]["layers/up"]
+            np.testing.assert_array_equal(kept.scales, scales)
+            np.testing.assert_array_equal(np.asarray(kept.values), values.astype(dtype))
+            assert signed or (np.asarray(kept.values) > 0).all()
+
+
 @pytest.mark.full
 @pytest.mark.draws(1)
-@pytest.mark.parametrize("optimizer", IN_8_BITS, ids=named)
+@pytest.mark.parametrize("optimizer", IN_BLOCKS + IN_FP8, ids=named)
 def test_a_first_step_is_that_of_float32_and_what_is_kept_of_it_is_near(optimizer, rng, moved):
     """An update is in float32 between what is kept, of which there is nothing before the first."""
     values, gradients = drawn(rng, steps=1)
@@ -95,13 +135,18 @@ def test_a_first_step_is_that_of_float32_and_what_is_kept_of_it_is_near(optimize
     made = moved(optimizer, WIDE, values, gradients)
     for path, value in made.values.items():
         np.testing.assert_allclose(value, exact.values[path], rtol=1e-6, atol=1e-7, err_msg=path)
-    kept = jax.tree.leaves(made.state, is_leaf=is_blocks)
+    kept = jax.tree.leaves(made.state, is_leaf=is_narrow)
     whole = jax.tree.leaves(exact.state)
-    assert sum(map(is_blocks, kept)) >= 1
+    assert sum(map(is_narrow, kept)) >= 1
     for one, other in zip(kept, whole, strict=True):
-        if is_blocks(one):
-            error = np.abs(decoded(one) - other)
-            assert (error <= 0.01 * np.abs(other).max()).all()
+        largest = np.abs(other).max()
+        if isinstance(one, Blocks):
+            assert (np.abs(decoded(one) - other) <= 0.01 * largest).all()
+        if isinstance(one, Scaled):
+            signed = one.values.dtype == jnp.float8_e4m3fn
+            relative, least = (2**-4, 2**-10 / 448) if signed else (2**-11, 2**-24 / 65504)
+            bound = np.maximum(relative * np.abs(other), least * largest)
+            assert (np.abs(descaled(one) - other) <= 1.001 * bound).all()
 
 
 def as_float32(optimizer):
@@ -136,13 +181,13 @@ def test_values_in_bfloat16_take_steps_far_below_their_last_place(rng, moved):
 def test_blocks_that_no_device_has_whole_are_refused(rng):
     model = Llama(vocab=64, embed=32, layers=1, heads=2, kv_heads=2, mlp=64)
     layout = Layout({"data": 4}, zero=1)
-    program = Program(model, layout, IN_8_BITS[0], batch=4, seq=16, devices=jax.devices()[:4])
+    program = Program(model, layout, IN_BLOCKS[0], batch=4, seq=16, devices=jax.devices()[:4])
     with pytest.raises(UserError, match=r"dynamic8.*16 elements along 'embed'.* 8 on each of 4.*Layout.optimizer"):
         program.init()
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("moments", ["dynamic8", "bfloat16"])
+@pytest.mark.parametrize("moments", ["dynamic8", "bfloat16", "fp8"])
 def test_a_model_learns_as_with_moments_in_float32(moments, rng, packed_batch):
     """The same sequences again and again, by heart: as fast."""
     drawn = packed_batch(rng, 4, 32, 64)
@@ -153,7 +198,7 @@ def test_a_model_learns_as_with_moments_in_float32(moments, rng, packed_batch):
         program = Program(model, Layout(), optimizer, batch=4, seq=32, devices=jax.devices()[:1])
         batch = program.place(drawn)
         state, curve = program.init(), []
-        for _ in range(40):
+        for _ in range(24):
             state, metrics = program.step(state, batch)
             curve.append(float(metrics["loss"]))
         losses[form] = np.asarray(curve)

@@ -25,6 +25,7 @@ OPTIMIZERS = [
     SOAP(RATE, every=2),
     ScheduleFreeAdamW(RATE),
     AdamW(RATE, moments="dynamic8"),
+    AdamW(RATE, moments="fp8"),
 ]
 
 

@@ -39,20 +39,16 @@ def test_layers_that_stay_are_refused():
         FP8Current(attention=True, first=1)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.draws(1)
 @pytest.mark.parametrize(
     "layout",
-    [
-        Layout({"data": 2, "tensor": 2}, zero=3),
-        Layout({"context": 2}, context="ulysses"),
-        Layout({"context": 2}, context="gather"),
-    ],
-    ids=["data, tensor", "ulysses", "gather"],
+    [Layout({"data": 2, "tensor": 2}, zero=3), Layout({"context": 2}, context="ulysses")],
+    ids=["data, tensor", "ulysses"],
 )
-def test_layouts_agree_on_losses(layout, rng):
-    """But for weights that rounding of float32 lets fall to the other neighbour in e4m3."""
-    batch = {"tokens": rng.integers(0, 64, (4, 512), "int32"), "targets": rng.integers(0, 64, (4, 512), "int32")}
+def test_layouts_agree_on_losses(layout, rng, packed_batch):
+    """But for what falls to the other neighbour in e4m3 by rounding of float32."""
+    batch = packed_batch(rng, 4, 512, 64)
 
     def losses(layout):
         made = program(layout)
@@ -62,4 +58,4 @@ def test_layouts_agree_on_losses(layout, rng):
             found.append(float(metrics["loss"]))
         return found
 
-    assert losses(layout) == pytest.approx(losses(Layout({"data": 1})), rel=1e-4)
+    assert losses(layout) == pytest.approx(losses(Layout({"data": 1})), rel=1e-3)

@@ -157,7 +157,7 @@ def _weighted(powers: list[Array], keys: Keys) -> Array:
         return matmul(weights, keys.v, (1, 0))
     blocks = [slice(key, key + KEYS) for key in range(0, weights.shape[1], KEYS)]
     parts = [matmul(weights[:, at], keys.v[at], (1, 0)) * by for at, by in zip(blocks, keys.scales.v, strict=True)]
-    return sum(parts[1:], parts[0])
+    return functools.reduce(jnp.add, parts)
 
 
 def _masked(scores: Array, columns: Columns, keys: Keys, lane: int) -> Array:

@@ -56,7 +56,7 @@ def dense(q, k, v, scale):
 
 def emulated(q, k, v, scale):
     config = AttentionConfig(Everything(), scale, products=EMULATED)
-    return jax.jit(lambda *operands: attention_xla(*operands, config)[0])(q, k, v)
+    return jax.jit(lambda q, k, v: attention_xla(q, k, v, config)[0])(q, k, v)
 
 
 def sylvester(size):
@@ -155,7 +155,7 @@ def test_a_query_that_is_no_number_stays_so_and_zeros_stay_zeros(rng):
 def test_a_query_that_sees_no_key_gives_zeros(rng):
     q, k, v = draw(rng, queries=8, keys=300)
     config = AttentionConfig(Causal() & SameDocument(), 0.125, products=EMULATED)
-    inputs = AttentionInputs((np.full((1, 8), 7, np.int32), np.zeros((1, 300), np.int32)), 200)
-    out, lse = jax.jit(lambda *operands: attention_xla(*operands, config, inputs))(q, k, v)
+    inputs = AttentionInputs((jnp.full((1, 8), 7, jnp.int32), jnp.zeros((1, 300), jnp.int32)), 200)
+    out, lse = jax.jit(lambda q, k, v: attention_xla(q, k, v, config, inputs))(q, k, v)
     np.testing.assert_array_equal(out, 0)
     np.testing.assert_array_equal(lse, -np.inf)

@@ -108,7 +108,7 @@ def test_fp8_takes_a_byte_and_two_and_a_scale_a_matrix():
 
 def test_values_in_fp8_are_those_of_the_formula_bit_for_bit_on_every_layout(rng, compiled, placed):
     """Scales too; no number that is not 0 becomes 0 without a sign."""
-    x = rng.normal(size=WIDE["layers/up"].shape).astype(np.float32) * np.float32([[[1e-3]], [[7.0]]])
+    x = rng.normal(size=WIDE["layers/up"].shape).astype(np.float32) * np.array([[[1e-3]], [[7.0]]], np.float32)
     x[1, 3, :50] *= 1e-12
     keep = {True: "mu", False: "nu"}
     for signed, dtype in ((True, ml_dtypes.float8_e4m3fn), (False, np.float16)):

@@ -152,12 +152,11 @@ class _Kernels:
 
 
 def _in_e4m3(grid: Grid, q: Array, k: Array, v: Array) -> tuple[tuple[Array, Array, Array], Scales]:
-    """Their values, and their scales, `batch kv_heads blocks`: those of queries by head of a group, of whole tiles."""
+    """Their values, and scales, `batch kv_heads 1 blocks`: those of queries by head of a group, of whole tiles."""
     operands = quantized_operands(q, k, v)
     of_q = _padded(operands[0].scales, 3, grid.query_tiles * grid.queries // QUERIES)
-    of_q = of_q.reshape(*of_q.shape[:2], -1)
     values = operands[0].values, operands[1].values, operands[2].values
-    return values, Scales(of_q, operands[1].scales, operands[2].scales)
+    return values, Scales(*(x.reshape(*x.shape[:2], 1, -1) for x in (of_q, operands[1].scales, operands[2].scales)))
 
 
 def _by_block(cut: Tiling, x: Array) -> Array:

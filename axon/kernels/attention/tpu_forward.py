@@ -136,12 +136,13 @@ class _Places:
             self.keys(v.shape[3]),
             PerRow(*(None if x is None else s for x, s in zip(per_row, (documents, per_head, per_head), strict=True))),
             None if of_keys is None else key_documents,
-            None if scales is None else Scales(*(self._scales(x.shape[2]) for x in scales)),
+            None if scales is None else Scales(*(self._scales(x.shape[3]) for x in scales)),
         )
 
     def _scales(self, count: int) -> pl.BlockSpec:
         """All scales of a head, which are read one by one."""
-        return pl.BlockSpec((None, None, count), lambda b, h, i, t, reach: (b, h, 0), memory_space=pltpu.SMEM)
+        shape, memory = (None, None, 1, count), pltpu.SMEM
+        return pl.BlockSpec(shape, lambda b, h, i, t, reach: (b, h, 0, 0), memory_space=memory)
 
 
 class _Kernel(NamedTuple):
@@ -219,6 +220,8 @@ class _Kernel(NamedTuple):
         (of_q, of_k, of_v), grid = self.x.scales, self.cut.grid
         parts = grid.queries // QUERIES
         of_rows = [
-            of_q[(head * grid.query_tiles + pair.query) * parts + i] for head in range(grid.group) for i in range(parts)
+            of_q[0, (head * grid.query_tiles + pair.query) * parts + i]
+            for head in range(grid.group)
+            for i in range(parts)
         ]
-        return Scales(of_rows, *([x[pair.key + i] for i in range(blocks)] for x in (of_k, of_v)))
+        return Scales(of_rows, *([x[0, pair.key + i] for i in range(blocks)] for x in (of_k, of_v)))

@@ -92,7 +92,7 @@ def begin(
 class Scales(NamedTuple):
     """Numbers in e4m3 are multiplied by: of each 128 rows of queries, and of each 256 keys and values, of a meeting.
 
-    The same of their arrays, `batch kv_heads blocks`, and of the references that a kernel gets.
+    The same of their arrays, `batch kv_heads 1 blocks`, and of the references that a kernel gets.
     """
 
     q: Any

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from axon.chips import CHIPS
 from axon.kernels.attention import (
     AttentionConfig,
     AttentionInputs,
@@ -20,6 +21,8 @@ from axon.kernels.attention import (
 from axon.kernels.attention.tiles import Tiles
 from axon.kernels.attention.tpu import attention_tpu
 from axon.kernels.attention.xla import attention_xla
+from scripts.bench.case import Part
+from scripts.bench.compiled import lowered
 
 TILES = Tiles(512, 512, 512, 256)
 EMULATED = FP8Products(emulate=True)
@@ -87,11 +90,14 @@ def test_the_error_is_that_of_three_roundings_to_four_bits(rng):
 
 
 def test_mixing_takes_outliers_error_away(rng, monkeypatch):
-    q, k, v = draw(rng, queries=512, keys=512, width=128, outliers=10.0)
-    expected = dense(q, k, v, 128**-0.5)
-    mixed = relative(emulated(q, k, v, 128**-0.5), expected)
+    """Scores whose two products are each of an outlier, rounded to 4 bits, and of 128 numbers: mixed, of many alike."""
+    q, k, v = draw(rng, width=128)
+    q[..., 0] *= 10
+    k[..., 0] *= 10
+    expected = dense(q, k, v, 0.04)
+    mixed = relative(emulated(q, k, v, 0.04), expected)
     monkeypatch.setattr(fp8, "mixed", lambda x, block: x)
-    assert mixed < 0.8 * relative(emulated(q, k, v, 128**-0.5), expected)
+    assert mixed < 0.8 * relative(emulated(q, k, v, 0.04), expected)
 
 
 def run(implementation, problem, mask, cap=None, products=None, **more):
@@ -137,6 +143,24 @@ def test_the_tpu_kernel_is_its_emulation(mask, cap, sinks, rng):
     kernel = run(attention_tpu, own, mask, cap, FP8Products(), tiles=TILES, interpret=True)
     for one, other in zip(kernel, run(attention_xla, own, mask, cap, EMULATED), strict=True):
         assert relative(one, other) < FLIP
+
+
+@pytest.mark.full
+@pytest.mark.draws(1)
+@pytest.mark.parametrize("heads", [(8, 1), (2, 2)], ids=["group", "heads"])
+def test_a_chip_multiplies_in_e4m3(heads):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
+    config = AttentionConfig(Causal() & SameDocument(), 0.1, 50.0, FP8Products())
+    of_q, of_k = (jax.ShapeDtypeStruct((1, 1100, count, 128), jnp.bfloat16) for count in heads)
+    operands = (of_q, of_k, of_k, jax.ShapeDtypeStruct((1, 1100), jnp.int32))
+
+    def attend(q, k, v, documents):
+        return attention_tpu(q, k, v, config, AttentionInputs((documents, documents)))[0]
+
+    part = Part("attention", "forward", "axon_attention_forward", attend, operands, None)
+    text = lowered(part, CHIPS["tpu7x"].topology).compile().as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') == 1
+    assert "f8e4m3fn[" in text
 
 
 def test_a_query_that_is_no_number_stays_so_and_zeros_stay_zeros(rng):

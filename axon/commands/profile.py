@@ -12,6 +12,7 @@ import typer
 
 from axon.commands.options import Json, Planned, Set
 from axon.commands.paths import path
+from axon.disk import output
 from axon.errors import UserError
 
 STEPS = 3
@@ -28,6 +29,11 @@ To = Annotated[
     ),
 ]
 
+Page = Annotated[
+    Path | None,
+    typer.Option(parser=path, metavar="FILE.html", help="Write the tables, the prediction beside them, as a page."),
+]
+
 say = partial(typer.echo, err=True)
 
 
@@ -37,6 +43,7 @@ def profile(
     plan: Planned = None,
     steps: Steps = None,
     to: To = None,
+    page: Page = None,
     json_: Json = False,
 ) -> None:
     """Where a training step's time goes, measured on the devices here: by module, kind of operation and mesh axis,
@@ -47,8 +54,9 @@ def profile(
     Example: `axon profile configs/quickstart.gin`, `axon profile runs/quickstart`
     """
     from axon.run.profiling import read_profile
-    from axon.show.profile import predicted_here, print_profile, profile_json
+    from axon.show.profile import predicted_here, print_profile, profile_json, write_profile_page
 
+    page = page and output(page, "--page", ".html", ".htm")
     with ExitStack() as stack:
         if config.is_dir():
             if set_ or plan is not None or steps is not None or to is not None:
@@ -58,6 +66,8 @@ def profile(
             folder, tree = _trained(config, set_, plan, steps or STEPS, to, stack)
         found = read_profile(folder)
     predicted = predicted_here(tree, say)
+    if page is not None:
+        write_profile_page(page, f"a step of {config}", *found, predicted)
     if json_:
         typer.echo(json.dumps(profile_json(*found, predicted)))
     else:

@@ -1,6 +1,6 @@
 """A run as one HTML page: no script, no network; figures, plots, events, configuration and environment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any, NamedTuple
@@ -50,6 +50,10 @@ COMPARED = 5
 """Evaluations at most whose answers are side by side: the first, the last, and some evenly between."""
 
 
+TitledTable = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, headings and rows of a table."""
+
+
 class Run(NamedTuple):
     """The content of a page: the run's name, its records, its configuration as text, its `run.json`, and the tables of
     its profile: title, headings, rows."""
@@ -59,7 +63,13 @@ class Run(NamedTuple):
     metrics: Sequence[Record]
     config: str
     record: Mapping[str, Any]
-    profile: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = ()
+    profile: Sequence[TitledTable] = ()
+
+
+def profile_page(name: str, tables: Iterable[TitledTable]) -> str:
+    """The tables of a traced step as a page of its own, as HTML."""
+    sections = (_section(title, _rows(headings, rows)) for title, headings, rows in tables)
+    return html_page(name, "".join([f"<header><h1>{escape(name)}</h1></header>", *sections]))
 
 
 def page(run: Run, time: Goodput) -> str:

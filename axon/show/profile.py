@@ -1,14 +1,17 @@
 """`axon profile`: a traced step beside its prediction, as tables and as JSON."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from axon.chips import Chip, chips, known
 from axon.chips.target import Target
+from axon.disk import writing
 from axon.errors import UserError
 from axon.layout import Placement
+from axon.observe.page import profile_page
 from axon.plan.predict.seconds import Seconds, seconds
 from axon.plan.profile import StepProfile
 from axon.plan.profile.beside import beside
@@ -28,6 +31,15 @@ def print_profile(facts: TracedStep, profile: StepProfile, predicted: Seconds | 
         for row in found.rows:
             shown.add_row(*row)
         console.print(shown, "")
+
+
+def write_profile_page(
+    path: Path, name: str, facts: TracedStep, profile: StepProfile, predicted: Seconds | None
+) -> None:
+    """Write the same tables as an HTML page. Raises `UserError` for a file that cannot be written."""
+    found = tables(profile, beside(profile, predicted), facts.flops, facts.memory)
+    with writing(path):
+        path.write_text(profile_page(name, ((one.title, one.headings, one.rows) for one in found)), "utf-8")
 
 
 def profile_json(facts: TracedStep, profile: StepProfile, predicted: Seconds | None) -> dict[str, Any]:

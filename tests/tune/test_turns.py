@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from axon.data import Bpe, HuggingFace, JsonLines, Parquet
+from axon.data import Bpe, HuggingFace, JsonLines, Parquet, TokenizerFile
 from axon.errors import UserError
 from axon.tune import Chats
 from axon.tune.formats import CHATS, LABELLED, Conversation, read_example
@@ -87,8 +87,18 @@ def test_a_label_may_be_of_sharegpts_turns():
     assert (prompt, answer) == (Conversation((TALK[0],)), Conversation((TALK[3],)))
 
 
-def chats(*sources):
-    return Chats(1024, 2, sources, Bpe(vocab=257), held_out=0.0, threads=0)
+TEMPLATE = (
+    "{{ tools | tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function | tojson }}{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def chats(folder, *sources):
+    """Data by a template that writes tools and calls."""
+    inner = Bpe(vocab=257).train(iter([TEMPLATE] * 3), report=silent)
+    inner.save(folder / "tokenizer.json")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return Chats(2048, 2, sources, TokenizerFile(str(folder / "tokenizer.json")), held_out=0.0, threads=0)
 
 
 @pytest.mark.parametrize("kind", ["Parquet", "HuggingFace"])
@@ -105,7 +115,7 @@ def test_arrows_tables_have_the_tools_and_calls_that_were_written(kind, tmp_path
     source = {"Parquet": Parquet, "HuggingFace": HuggingFace}[kind](str(folder))
     found = [read_example(record, where, CHATS) for where, record in source.records()]
     assert found == [read_example(record, "here", CHATS) for record in records]
-    lines = chats(JsonLines(str(tmp_path / "x.jsonl")))
+    lines = chats(tmp_path, JsonLines(str(tmp_path / "x.jsonl")))
     digests = [
         replace(lines, sources=(one,)).prepare(silent).splits["train"].digest() for one in (*lines.sources, source)
     ]

@@ -26,8 +26,13 @@ COLOURS = (
     "#cbcbcb",
     "#2f6f73",
     "#f9eca8",
+    "#9c6b4a",
+    "#7fc7c2",
+    "#e8a5c4",
+    "#3f4a6b",
+    "#b9d38a",
 )
-"""Of the parts of a bar, in the order in which the plans first have them."""
+"""Of the parts of a bar, in the order in which the plans first have them: as many as a step has lines."""
 
 
 def draw_plans(found: Plans, path: Path) -> None:

@@ -24,34 +24,32 @@ class HeldOutLoss:
     Attributes:
         unit: what the loss is the mean over, see `axon.train.objective.Objective`. count: how many of them there were.
         bits_per_byte: of the text; None for images, and where not every token is predicted.
-        accuracy: the share of images whose most likely class is theirs; None where the objective does not report it.
-        adapters: `loss/NAME`, and `accuracy/NAME` where the objective reports one, of each adapter on its own data,
-            where several are trained at once.
+        others: the means of the objective's other metrics, as `accuracy`, `margin` or `divergence`; of several adapters
+            that are trained at once also `loss/NAME`, and `accuracy/NAME`, of each on its own data.
     """
 
     loss: float
     unit: str
     count: int
     bits_per_byte: float | None = None
-    accuracy: float | None = None
-    adapters: Mapping[str, float] = field(default_factory=dict, hash=False)
+    others: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def metrics(self) -> dict[str, float]:
         """By name, the numbers that there are."""
-        found = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "accuracy": self.accuracy}
-        return {name: value for name, value in found.items() if value is not None} | dict(self.adapters)
+        bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
+        return {"loss": self.loss} | bits | dict(self.others)
 
     def __str__(self):
         parts = [f"loss {self.loss:.4f} nats per {self.unit}"]
         parts += [] if self.bits_per_byte is None else [f"{self.bits_per_byte:.4f} bits per byte"]
-        parts += [] if self.accuracy is None else [f"accuracy {self.accuracy:.4f}"]
-        parts += [self._of_adapter(name.removeprefix(LOSS)) for name in self.adapters if name.startswith(LOSS)]
+        parts += [f"{name} {value:.4f}" for name, value in self.others.items() if not name.startswith((LOSS, ACCURACY))]
+        parts += [self._of_adapter(name.removeprefix(LOSS)) for name in self.others if name.startswith(LOSS)]
         return ", ".join([*parts, f"over {self.count:,} {self.unit}{'s' * (self.count != 1)}"])
 
     def _of_adapter(self, name: str) -> str:
-        accuracy = self.adapters.get(ACCURACY + name)
+        accuracy = self.others.get(ACCURACY + name)
         more = "" if accuracy is None else f" (accuracy {accuracy:.4f})"
-        return f"{name} {self.adapters[LOSS + name]:.4f}{more}"
+        return f"{name} {self.others[LOSS + name]:.4f}{more}"
 
 
 def held_out_loss(
@@ -71,7 +69,7 @@ def held_out_loss(
             lengths = data.text_bytes(batch)
             if lengths is not None and evaluator.unit == TOKEN:
                 size += float(total_of(evaluator.place({"weights": lengths})["weights"]))  # over all processes
-    (nats, count), (right, labels) = totals["loss"].tolist(), totals["accuracy"].tolist()
+    nats, count = totals.pop("loss").tolist()
     if not count:
         raise UserError(
             f"the held-out data have nothing to predict: the loss would be the mean over no {evaluator.unit}"
@@ -82,7 +80,5 @@ def held_out_loss(
             "they were saved. Evaluate an earlier checkpoint"
         )
     bits = nats / math.log(2) / size if size else None
-    own = {name: pair.tolist() for name, pair in totals.items() if name.startswith((LOSS, ACCURACY))}
-    adapters = {name: value / count for name, (value, count) in own.items() if count}
-    accuracy = right / labels if labels else None
-    return HeldOutLoss(nats / count, evaluator.unit, round(count), bits, accuracy, adapters)
+    others = {name: total / of for name, (total, of) in sorted(totals.items()) if of}
+    return HeldOutLoss(nats / count, evaluator.unit, round(count), bits, others)

@@ -240,8 +240,8 @@ def test_adapters_of_preferences_have_an_accuracy_of_their_own(at_once, do, few,
         found = {name: evaluate_run(f"{ran.folder}:{name}", None, None, silent) for name in NAMES}
     for name, one in found.items():
         assert one.loss == pytest.approx(last[f"eval_loss/{name}"], rel=1e-5)
-        assert one.accuracy == last[f"eval_accuracy/{name}"]
-        assert f"{name} {one.loss:.4f} (accuracy {one.accuracy:.4f})" in "\n".join(ran.lines)
+        assert one.others["accuracy"] == last[f"eval_accuracy/{name}"]
+        assert f"{name} {one.loss:.4f} (accuracy {one.others['accuracy']:.4f})" in "\n".join(ran.lines)
 
 
 @pytest.mark.full

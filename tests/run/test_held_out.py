@@ -10,9 +10,11 @@ import pytest
 from axon.errors import UserError
 from axon.run.held_out import HeldOutLoss, held_out_loss
 from axon.train.classification import Classification
+from axon.train.contrastive import InfoNCE
 from axon.train.evaluate import Evaluator
 from axon.train.masked import MaskedToken
 from axon.train.objective import MultiToken, NextToken
+from axon.train.preference import DPO
 from axon.train.spans import SpanCorruption
 
 SEQUENCES = slice(0, 3)
@@ -78,17 +80,29 @@ def test_text_has_bits_per_byte_where_every_token_is_predicted(rng):
     nats = sum(batch["metrics"]["loss"][0] for batch in batches[:2])
     bits = nats / math.log(2) / sum(batch["bytes"].sum() for batch in batches[:2])
     count = int(sum(batch["metrics"]["loss"][1] for batch in batches[:2]))
-    assert found == HeldOutLoss(pytest.approx(mean(batches[:2], "loss")), "token", count, pytest.approx(bits))
-    assert f" nats per token, {found.bits_per_byte:.4f} bits per byte, over {count} tokens" in str(found)
+    others = {"another": pytest.approx(mean(batches[:2], "another"))}
+    assert found == HeldOutLoss(pytest.approx(mean(batches[:2], "loss")), "token", count, pytest.approx(bits), others)
+    said = f"{found.bits_per_byte:.4f} bits per byte, another {found.others['another']:.4f}"
+    assert f" nats per token, {said}, over {count} tokens" in str(found)
     assert held_out_loss(FakeEvaluator(MaskedToken()), data(batches, True), {}, {}, 2).bits_per_byte is None
 
 
-def test_images_have_the_accuracy_that_their_objective_reports(rng):
-    batches = [drawn(rng, "loss", "accuracy") for _ in range(3)]
-    found = held_out_loss(FakeEvaluator(Classification()), data(batches, False), {}, {}, None)
-    losses = (pytest.approx(mean(batches, name)) for name in ("loss", "accuracy"))
-    assert tuple(found.metrics().values()) == tuple(losses)
-    assert f" nats per image, accuracy {found.accuracy:.4f}, over {found.count} image" in str(found)
+@pytest.mark.parametrize("objective", [Classification(), DPO(), InfoNCE()], ids=lambda one: type(one).__name__)
+def test_every_metric_of_the_objective_is_carried_as_its_mean_and_said(objective, rng):
+    names = ["accuracy", *{DPO: ("margin", "chosen"), InfoNCE: ("positive",)}.get(type(objective), ())]
+    batches = [drawn(rng, "loss", *names) for _ in range(3)]
+    found = held_out_loss(FakeEvaluator(objective), data(batches, False), {}, {}, None)
+    assert found.metrics() == {name: pytest.approx(mean(batches, name)) for name in ("loss", *names)}
+    for name in names:
+        assert f", {name} {found.others[name]:.4f}" in str(found)
+    assert f"nats per {found.unit}, accuracy {found.others['accuracy']:.4f}" in str(found)
+
+
+def test_a_metric_of_which_the_data_have_none_is_left_out(rng):
+    batch = drawn(rng, "loss", "accuracy")
+    batch["metrics"]["accuracy"] = (np.float32(0), np.float32(0))
+    found = held_out_loss(FakeEvaluator(Classification()), data([batch], False), {}, {}, None)
+    assert found.metrics().keys() == {"loss"}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -44,7 +44,7 @@ def test_a_run_trains_goes_on_and_is_evaluated_and_converted(pictures, do, few, 
     with few(1):
         found = evaluate_run(tmp_path / "run", None, pictures.evaluation.batches, lambda line: None)
         assert records[-1]["eval_loss"] == pytest.approx(found.loss, rel=1e-5)
-        assert f"nats per image, accuracy {found.accuracy:.4f}" in str(found)
+        assert f"nats per image, accuracy {found.others['accuracy']:.4f}" in str(found)
         convert(str(tmp_path / "run"), f"hf:{tmp_path / 'theirs'}", lambda line: None)
         convert(f"hf:{tmp_path / 'theirs'}", str(tmp_path / "back"), lambda line: None)
         with pytest.raises(UserError, match="is a model of images: it has no tokenizer"):

@@ -114,6 +114,9 @@ def test_a_run_reports_how_often_the_chosen_answer_is_the_better_one(preferring,
     records = [one for one in read_lines(ran.folder / "metrics.jsonl") if "eval_accuracy" in one]
     assert [one["step"] for one in records] == [2, 4]
     assert all(0 <= one["eval_accuracy"] <= 1 and "eval_bits_per_byte" not in one for one in records)
+    for one in records:
+        assert one["eval_margin"] == pytest.approx(one["eval_chosen"] - one["eval_rejected"], abs=1e-5)
+        assert f", margin {one['eval_margin']:.4f}, rejected {one['eval_rejected']:.4f}, over" in "\n".join(ran.lines)
     assert all(0 <= accuracy <= 1 for _, accuracy, _ in ran.records("accuracy", "margin"))
 
 

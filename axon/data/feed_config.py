@@ -123,6 +123,10 @@ class FedCorpus(NoRewards, Prepared, ABC):
     def companions(self) -> Path | None:
         return self.corpus.companions
 
+    @property
+    def remarked(self) -> Mapping[str, Sequence[str]]:
+        return self.corpus.remarked
+
     def text_bytes(self, batch: Batch) -> np.ndarray | None:
         return self.corpus.text_bytes(batch)
 

@@ -53,6 +53,10 @@ class NoChats(NoRewards):
     def companions(self) -> Path | None:
         return None
 
+    @property
+    def remarked(self) -> Mapping[str, Sequence[str]]:
+        return {}
+
 
 class Prepared(Protocol):
     """Batches of two splits, in an order that a seed gives, and where each is from: `Corpus`, `Gallery`, or a corpus
@@ -97,6 +101,11 @@ class Prepared(Protocol):
     def companions(self) -> Path | None:
         """The folder of what came with the tokenizer, as the chat template that the texts are written by; None without
         one."""
+        ...
+
+    @property
+    def remarked(self) -> Mapping[str, Sequence[str]]:
+        """What is said of some examples, as that they are dropped, and where each of these is."""
         ...
 
     def text_bytes(self, batch: Batch) -> np.ndarray | None:

@@ -24,7 +24,8 @@ from axon.object_store import is_url
 class RunFolder:
     """`config.gin`, `metrics.jsonl`, `events.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json`,
     `profile/`, `lock` and `id` of one run, `huggingface/`: what came with the weights of a model of the hub that it
-    began with, and `weights/`, by which `Rollouts.samplers` sample while it trains.
+    began with, `remarked.jsonl`: which examples were dropped, cut or repeated, and `weights/`, by which
+    `Rollouts.samplers` sample while it trains.
 
     `mirror`: the location that it is a copy of, for messages.
     """
@@ -131,6 +132,13 @@ class RunFolder:
             _replace(self.config, dump(train))
             if not self.id.is_file():
                 _replace(self.id, uuid4().hex)
+
+    def write_remarked(self, remarked: Mapping[str, Sequence[str]]) -> Path:
+        """Record where examples are of which something is said, each as a line of JSON; returns the file."""
+        with self._writing():
+            each = ({"where": where, "what": what} for what, places in remarked.items() for where in places)
+            _replace(path := self.path / "remarked.jsonl", "".join(json.dumps(one) + "\n" for one in each))
+        return path
 
     def identity(self) -> str:
         """A name that no other run has: not one that was in this folder before, nor a copy of this folder."""

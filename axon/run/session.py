@@ -217,6 +217,8 @@ class Session:
             kept = corpus.companions or (source and source.companions(self.program.runtime))
             if kept is not None:
                 copy_companions(kept, self.folder.companions)
+            if corpus.remarked:
+                self.report(f"where each of these examples is: {self.folder.write_remarked(corpus.remarked)}")
         return record
 
     def _watchdog(self) -> Watchdog:

@@ -47,13 +47,13 @@ class Examples(ABC):
         columns: column that is expected, or key of a message, `role` or `content` → what the records call it.
         roles: who speaks, by the records → the role, one of `axon.serve.chat.ROLES`.
         long: what is done with an example of more than `seq` + 1 tokens: "drop" it, or "cut" its end, which is then not
-            learned. Either is counted, and the first are named.
+            learned. Either is counted, the first are named, and a run's folder has the places of all, `remarked.jsonl`.
         packed: examples in a sequence, at most; none attends to another.
         weights: how often each source is drawn from, relative to the others, in sequences, of which then none has
             examples of two; None: each as large as it is.
         adapters: for each source the one of `LoRA.adapters` that its examples train; a sequence has no examples of two.
         duplicates: what is done with an example that is in its split already, id for id: "keep" it, or "drop" it.
-            Either is counted, and the first are named.
+            Either is counted and named in the same way.
         held_out: fraction of the examples held out for evaluation, by the hash of what comes before the first answer,
             as `axon.tune.questions.normalised`.
         store: see `Data`. threads: how many prefetch batches; 0: no prefetching.
@@ -192,7 +192,8 @@ class Examples(ABC):
             split, rewritten = questions(self.question_of(example.own[0]))
             remarks.rewritten.extend([read.where] * rewritten)
             splits[split].append(example)
-        prepared = PreparedExamples(self, tokenizer, {name: Split(self, tuple(own)) for name, own in splits.items()})
+        made = {name: Split(self, tuple(own)) for name, own in splits.items()}
+        prepared = PreparedExamples(self, tokenizer, made, remarks.examples)
         for line in (*prepared.summary(), *remarks.lines()):
             report(line)
         return prepared
@@ -285,6 +286,7 @@ class PreparedExamples(NoRewards):
     data: Examples
     tokenizer: Tokenizer
     splits: Mapping[str, Split] = field(repr=False)
+    remarked: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
         name = type(self.data).__name__

@@ -25,17 +25,18 @@ class Remarks:
     repeated: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
 
-    def lines(self) -> Iterator[str]:
-        for what, places in self.too_long.items():
-            yield from _line(places, f"of more than {self.limit} positions are {what}")
+    @property
+    def examples(self) -> dict[str, Sequence[str]]:
+        """By what is said of them, where all the examples are."""
         kept = "kept" if self.duplicates == "keep" else "dropped"
-        yield from _line(self.repeated, f"are there already, id for id, and are {kept}")
         writing = "have the question of others but for case, white space or Unicode's forms, and are in their split"
-        yield from _line(self.rewritten, writing)
+        found = {f"of more than {self.limit} positions are {what}": own for what, own in self.too_long.items()}
+        found |= {f"are there already, id for id, and are {kept}": self.repeated, writing: self.rewritten}
+        return {what: places for what, places in found.items() if places}
+
+    def lines(self) -> Iterator[str]:
+        for what, places in self.examples.items():
+            first = ", ".join([*places[:SHOWN], *["…"] * (len(places) > SHOWN)])
+            yield f"{len(places):,} examples {what}: {first}"
         if self.unread:
             yield f"columns that are named in `columns`, and no record has: {', '.join(sorted(self.unread))}"
-
-
-def _line(places: Sequence[str], what: str) -> Iterator[str]:
-    if places:
-        yield f"{len(places):,} examples {what}: {', '.join([*places[:SHOWN], *['…'] * (len(places) > SHOWN)])}"

@@ -162,6 +162,21 @@ def test_long_examples_are_dropped_or_cut_and_named_and_a_cut_answer_learns_no_e
         assert prepared.tokenizer.bos not in document.ids[document.learned]
 
 
+def test_three_are_named_and_each_is_recorded(tmp_path, rng, caches):
+    long = [*map(bool, rng.integers(0, 2, 20)), False, *[True] * 4]
+    records = [{"prompt": f"{number}", "completion": "b" * (99 if one else 1)} for number, one in enumerate(long)]
+    lines, places = [], [f"x.jsonl:{number + 1}" for number, one in enumerate(long) if one]
+    prepared = chats(tmp_path / "x.jsonl", records).prepare(lines.append)
+    (said,) = [line for line in lines if "are dropped:" in line]
+    assert said.startswith(f"{len(places)} examples")
+    assert [place in f"{said.replace(', …', '')}," for place in (f"{one}," for one in places)] == [
+        number < 3 for number in range(len(places))
+    ]
+    ((what, each),) = prepared.remarked.items()
+    assert what in said
+    assert [one.rpartition("/")[2] for one in each] == places
+
+
 @pytest.mark.parametrize(("duplicates", "left"), [("drop", 3), ("keep", 6)])
 def test_examples_that_are_there_already_are_counted_named_and_dropped_where_asked(duplicates, left, tmp_path, caches):
     one, other = {"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "c"}
@@ -273,6 +288,16 @@ def tuned(tiny, do, tmp_path_factory):
     data = Chats(48, 8, (Words(count=40, letters=2, shortest=2, longest=3),), Bpe(vocab=257), held_out=0.2)
     train = replace(tiny, data=data, steps=12, evaluation=Evaluation(every=6, answers=6))
     return do(train, tmp_path_factory.mktemp("tuned") / "run")
+
+
+@pytest.mark.full
+def test_the_runs_folder_says_where_each_example_is_that_was_dropped_or_repeated(tuned):
+    expected = tuned.train.data.prepare(silent).remarked
+    assert any("already" in what for what in expected)
+    assert [(one["what"], one["where"]) for one in read_lines(tuned.folder / "remarked.jsonl")] == [
+        (what, where) for what, places in expected.items() for where in places
+    ]
+    assert f"where each of these examples is: {tuned.folder / 'remarked.jsonl'}" in tuned.lines
 
 
 @pytest.mark.full

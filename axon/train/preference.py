@@ -316,8 +316,9 @@ class Scores(Protocol):
 
 
 def token_scores(x: Array, score: Param) -> Array:
-    """A number at each position, `batch seq` float32, of the last hidden state `x`."""
-    return einsum("batch seq.residual embed, embed -> batch seq", x, score).astype(jnp.float32)
+    """A number at each position, `batch seq`, float32 at least, of the last hidden state `x`."""
+    scores = einsum("batch seq.residual embed, embed -> batch seq", x, score)
+    return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
 
 
 @dataclass(frozen=True)

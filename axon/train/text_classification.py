@@ -89,14 +89,14 @@ class TextClassification(BySequence):
 
 
 def _logits(module: Any, x: Array, inputs: Inputs) -> Array:
-    """`batch seq classes` float32 of the last hidden states."""
+    """`batch seq classes`, float32 at least, of the last hidden states."""
     encodes = isinstance(module, PoolsTexts)
     x = module.pooled(x, inputs) if encodes else x
     logits = einsum("batch seq.residual embed, embed classes -> batch seq classes", x, module.classifier)
     logits = (
         add("batch seq classes, classes -> batch seq classes", logits, module.classifier_bias) if encodes else logits
     )
-    return shard(logits.astype(jnp.float32), "batch seq _classes")
+    return shard(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), "batch seq _classes")
 
 
 def _at_first_tokens(targets: Array, weights: Array, positions: Array, documents: Array) -> tuple[Array, Array]:

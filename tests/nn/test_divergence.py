@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from axon.axes import shard
-from axon.kernels.cross_entropy import Columns, Divergence, HeadTeacher, Side, token_divergence_reference
+from axon.kernels.cross_entropy import (
+    Columns,
+    Divergence,
+    HeadTeacher,
+    Side,
+    TopTeacher,
+    token_divergence_gradients,
+)
+from axon.kernels.cross_entropy import token_divergence as token_divergence_kernel
 from axon.nn import Head, Param, token_divergence, top_divergence
 
 SIZES, VOCAB = {"embed": 8, "vocab": 32}, 29
@@ -116,25 +124,43 @@ def test_ids_that_a_teacher_does_not_name_are_one_outcome(mesh, fields, beta, rn
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, expected)
 
 
-def jensen_shannon(z, t, beta):
-    """By its formula, in float64, of logits."""
-    q, p = (np.exp(one - np.logaddexp.reduce(one, axis=-1, keepdims=True)) for one in (z, t))
-    m = beta * p + (1 - beta) * q
-    return np.sum(beta * p * np.log(p / m) + (1 - beta) * q * np.log(q / m), axis=-1)
+def exact_divergence(log_q, log_p, beta):
+    """By its formula, of log-probabilities."""
+    q, p = jnp.exp(log_q), jnp.exp(log_p)
+    if beta in (0, 1):
+        return jnp.sum(q * (log_q - log_p) if beta else p * (log_p - log_q), -1)
+    log_m = jnp.log(beta * p + (1 - beta) * q)
+    return jnp.sum(beta * p * (log_p - log_m) + (1 - beta) * q * (log_q - log_m), -1)
 
 
-def test_jensen_shannon_and_its_slope_are_those_of_the_formula_in_float64(rng):
-    beta, z, t, along = rng.uniform(0.02, 0.98), *np.float32(rng.normal(size=(3, 16, VOCAB)) * 2)
-    x, head, columns = jnp.ones((1, 1)), lambda logits: logits[None], Columns()
-    for row in range(16):
-        teacher = HeadTeacher(Side(x, head(t[row]), columns))
-        found, slope = jax.jvp(
-            lambda z, teacher=teacher: token_divergence_reference(Side(x, z, columns), teacher, Divergence(beta=beta)),
-            (head(z[row]),),
-            (head(along[row]),),
-        )
-        exact, step = np.float64(z[row]), 1e-5 * np.float64(along[row])
-        expected = jensen_shannon(exact, np.float64(t[row]), beta)
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
-        ahead, behind = (jensen_shannon(exact + one, np.float64(t[row]), beta) for one in (step, -step))
-        assert slope == pytest.approx((ahead - behind) / 2e-5, rel=1e-5, abs=1e-6)
+def as_outcomes(log_q, ids):
+    """The log-probabilities of some ids, and of all others as one outcome."""
+    picked = jnp.take_along_axis(log_q, ids, -1)
+    return jnp.concatenate([picked, jnp.log1p(-jnp.sum(jnp.exp(picked), -1, keepdims=True))], -1)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 0.3])
+@pytest.mark.parametrize("named", [None, 4], ids=["a teacher's head", "its likeliest ids"])
+def test_in_float64_values_and_gradients_are_the_formulas(named, beta, rng):
+    kind = Divergence(1.0 if named else float(rng.uniform(0.5, 3)), beta)
+    x, head, teacher_x, teacher_head = (rng.normal(size=size) for size in ((9, 5), (5, 32), (9, 3), (3, 32)))
+    ct = rng.normal(size=9)
+    with jax.enable_x64(True):
+        x, head, teacher_x, teacher_head, ct = map(jnp.asarray, (x, head, teacher_x, teacher_head, ct))
+        log_p = jax.nn.log_softmax((teacher_x @ teacher_head)[:, :VOCAB] / kind.temperature)
+        ids = jnp.argsort(-log_p, -1)[:, :named].astype(jnp.int32)
+        student = Side(x, head, Columns(VOCAB))
+        top = TopTeacher(ids, jnp.take_along_axis(log_p, ids, -1), student.columns)
+        teacher = top if named else HeadTeacher(Side(teacher_x, teacher_head, student.columns))
+        found = token_divergence_kernel(student, teacher, kind)
+        gradients = token_divergence_gradients(student, teacher, kind, found, ct, jnp.float64)
+
+        def formula(x, head):
+            log_q = jax.nn.log_softmax((x @ head)[:, :VOCAB] / kind.temperature)
+            both = [as_outcomes(one, ids) for one in (log_q, log_p)] if named else (log_q, log_p)
+            return exact_divergence(*both, beta)
+
+        expected, backward = jax.vjp(formula, x, head)
+        for value, exact in zip((found.divergence, *gradients), (expected, *backward(ct)), strict=True):
+            assert value.dtype == jnp.float64
+            np.testing.assert_allclose(value, exact, rtol=1e-8, atol=1e-10)

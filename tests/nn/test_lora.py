@@ -112,29 +112,44 @@ def test_a_table_is_looked_up_and_a_head_has_the_losses_of_the_sum(rng):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, wanted)
 
 
+def product(runtime, path, a, b):
+    """A·B of a weight's stored factors, in float64."""
+    names = *(runtime.parameters[f"{path}/{factor}"].axes for factor in "ab"), runtime.declared[path].axes
+    letters = {name: chr(97 + at) for at, name in enumerate(dict.fromkeys(name for one in names for name in one))}
+    left, right, out = ("".join(letters[name] for name in one) for one in names)
+    return np.einsum(f"{left},{right}->{out}", np.float64(a), np.float64(b))
+
+
 @pytest.mark.full
 @pytest.mark.draws(1)
 @pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=["llama", "mixtral"])
-@pytest.mark.parametrize("first", [(), (Quantize("int8"),)], ids=["plain", "int8"])
-def test_the_merged_weights_are_the_adapted_model_which_begins_as_the_model(model, first, rng):
+@pytest.mark.parametrize("form", [None, "int8", "nf4"])
+def test_the_merged_weights_are_the_adapted_model_which_begins_as_the_model(model, form, rng):
     from axon.serve.logits import logits
 
     layout, tokens = Layout({"data": 1}), rng.integers(0, 64, (2, 8)).astype(np.int32)
     device = jax.devices()[:1]
     wide = Runtime(model, layout, devices=device)
+    first = () if form is None else (Quantize(form),)
     narrow = Runtime(model, layout, transforms=(*first, LoRA(rank=4)), devices=device)
     initial, variables = wide.initialise(3)
     values = flattened(initial)
     made = flattened(nested({path: narrow.derived(path, value) for path, value in values.items()}))
     made |= flattened(narrow.initialise_parameters(3, [p for p in narrow.parameters if p not in made]))
     start = narrow.merged(made)
+    step = {None: 0, "int8": 0.005, "nf4": 0.16}[form]  # half of what two neighbouring codes differ by, at most
     for path, value in values.items():
-        np.testing.assert_allclose(start[path], value, atol=0 if not first else 0.02 * float(jnp.max(jnp.abs(value))))
+        np.testing.assert_allclose(start[path], value, atol=step * float(jnp.max(jnp.abs(value))))
     drawn = {p: jnp.asarray(rng.normal(size=x.shape), x.dtype) / 9 if p.endswith("/b") else x for p, x in made.items()}
-    merged = nested(narrow.merged(drawn))
-    ours, exact = logits(narrow, nested(drawn), variables, tokens), logits(wide, merged, variables, tokens)
-    np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-4)
-    assert float(np.max(np.abs(ours - logits(wide, nested(start), variables, tokens)))) > 0.1
+    merged = narrow.merged(drawn)
+    for path, weight in merged.items():
+        a, b = (drawn.get(f"{path}/{name}") for name in "ab")
+        exact = start[path] if a is None else start[path] + 16 / 4 * product(narrow, path, a, b)
+        np.testing.assert_allclose(weight, exact, rtol=1e-6, atol=1e-6, err_msg=path)
+    ours, exact = logits(narrow, nested(drawn), variables, tokens), logits(wide, nested(merged), variables, tokens)
+    largest = float(np.max(np.abs(exact)))
+    assert float(np.max(np.abs(ours - exact))) <= 1e-5 * largest
+    assert float(np.max(np.abs(ours - logits(wide, nested(start), variables, tokens)))) > 0.05 * largest
 
 
 def test_only_the_adapters_train_and_what_is_said_to():

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.nn import Auxiliary
 from axon.nn.lora import LoRA
 from axon.train.adapters_off import AdaptersOff
 from axon.train.preference import CPO, DPO, IPO, ORPO, Answers, Reward, Sides, SimPO
@@ -19,11 +21,11 @@ from axon.tune.packing import Document, Example, batch_of
 
 
 def log_sigmoid(x):
-    return -np.logaddexp(0, -x)
+    return -jnp.logaddexp(0.0, -x)
 
 
 def log_odds(m):
-    return m - np.log1p(-np.exp(m))
+    return m - jnp.log1p(-jnp.exp(m))
 
 
 # The paper's loss of a pair: log-probabilities, numbers of tokens, and log-probabilities by the reference.
@@ -49,16 +51,48 @@ def test_loss_and_gradient_are_those_of_the_paper(objective, rng):
         answers = Answers(Sides(chosen, rejected), Sides(*map(jnp.asarray, tokens)), Sides(*map(jnp.asarray, beside)))
         return objective.compared(answers)[0]
 
+    def by_formula(chosen, rejected):
+        return FORMULAS[objective](chosen, rejected, *tokens, *beside)
+
     with jax.enable_x64(True):
-        found = loss(*map(jnp.asarray, logp))
-        gradients = jax.grad(lambda *both: jnp.sum(loss(*both)), argnums=(0, 1))(*map(jnp.asarray, logp))
-    formula = FORMULAS[objective]
-    np.testing.assert_allclose(found, formula(*logp, *tokens, *beside), rtol=1e-6)
-    for side, gradient in enumerate(gradients):
-        moved = np.zeros((2, *shape))
-        moved[side] = 1e-6
-        ends = [formula(*(logp + sign * moved), *tokens, *beside) for sign in (1, -1)]
-        np.testing.assert_allclose(gradient, (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-8)
+        same_in_float64(loss, by_formula, *map(jnp.asarray, logp))
+
+
+def same_in_float64(loss, formula, *values):
+    """The losses are the formula's in float64, and so are the gradients of their sum."""
+    found, expected = (
+        (one(*values), jax.grad(lambda *x, one=one: jnp.sum(one(*x)), argnums=tuple(range(len(values))))(*values))
+        for one in (loss, formula)
+    )
+    for value, exact in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert value.dtype == jnp.float64
+        np.testing.assert_allclose(value, exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.4])
+@pytest.mark.parametrize("centring", [0.0, 0.05])
+def test_a_rewards_loss_and_gradient_are_bradley_terrys_with_margin_and_centring(margin, centring, rng):
+    objective = Reward(pairs=3, margin=margin, centring=centring)
+    batch = batch_of([pairs_of(rng, 3), pairs_of(rng, 2)], 48, "answers")
+    x, score = rng.normal(size=(2, 48, 5)), rng.normal(size=5)
+    ends = [
+        [np.flatnonzero(batch["answers"][row] == 2 * pair + side)[-1] for side in (0, 1)]
+        for row, pair in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    ]
+
+    def loss(x, score):
+        module = SimpleNamespace(hidden=lambda _: (x, None, Auxiliary()), score=score)
+        sums = objective.sums(module, batch)
+        assert objective.counts(batch)["preference"] == 5
+        return sums.minimised["preference"]
+
+    def formula(x, score):
+        scores = jnp.stack([x[number // 3, jnp.array(end)] @ score for number, end in enumerate(ends)])
+        chosen, rejected = scores.T
+        return jnp.sum(-log_sigmoid(chosen - rejected - margin) + centring * (chosen + rejected) ** 2)
+
+    with jax.enable_x64(True):
+        same_in_float64(loss, formula, jnp.asarray(x), jnp.asarray(score))
 
 
 def pairs_of(rng, count, vocab=300):

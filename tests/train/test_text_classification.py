@@ -43,10 +43,10 @@ def test_loss_and_gradient_are_those_of_the_formula(rng):
     logits = (hidden @ classifier)[weights > 0]
     own, shares = targets[weights > 0], np.exp(logits) / np.sum(np.exp(logits), axis=1, keepdims=True)
     each = np.arange(len(own))
-    np.testing.assert_allclose(found, -np.mean(np.log(shares[each, own])), rtol=1e-6)
+    np.testing.assert_allclose(found, -np.mean(np.log(shares[each, own])), rtol=1e-9)
     assert float(right) == np.sum(np.argmax(logits, axis=1) == own)
     shares[each, own] -= 1
-    np.testing.assert_allclose(gradient, hidden[weights > 0].T @ shares / len(own), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(gradient, hidden[weights > 0].T @ shares / len(own), rtol=1e-9, atol=1e-12)
 
 
 def examples_of(rng, count):

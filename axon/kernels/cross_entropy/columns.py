@@ -35,8 +35,9 @@ class Columns:
         return self.first(head) + lax.broadcasted_iota(jnp.int32, (1, head.shape[1]), 1)
 
     def logits(self, x: Array, head: Array) -> Array:
-        """`tokens vocab` float32, the least number where a column stands for no id."""
-        logits = lax.dot_general(x, head, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        """`tokens vocab`, float32 at least, the least number where a column stands for no id."""
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        logits = lax.dot_general(x, head, (((1,), (0,)), ((), ())), preferred_element_type=wide)
         if self.soft_cap is not None:
             logits = self.soft_cap * jnp.tanh(logits / self.soft_cap)
         if self.vocab is None:

@@ -111,13 +111,13 @@ class _TokenDivergence(axes.Operation):
 
     def backward(self, weight: StoredWeight, saved: Any, cotangent: Any) -> Any:
         count = len(Found._fields)
-        found, x, taught = saved[:count], saved[count], saved[count + 1 :]
+        found, x, taught, trained = saved[:count], saved[count], saved[count + 1 :], weight.trained
 
         def local(x, w, *values):
             taught_here, by_token = values[: len(taught)], (value.reshape(-1) for value in values[len(taught) :])
             *found, cotangent = by_token
             dx, dw = kernel.token_divergence_gradients(
-                *self._sides(x, w, taught_here), self.kind, Found(*found), cotangent, self.split.scope.reduce
+                *self._sides(x, w, taught_here), self.kind, Found(*found), cotangent, self.split.scope.reduce, trained
             )
             return dx.reshape(x.shape), self.split.stored(dw)
 

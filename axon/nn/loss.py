@@ -26,7 +26,8 @@ def cross_entropy(x: Array, head: Head, targets: Array, weights: Array, z_loss: 
         x: `batch seq embed`; head: what makes logits of it.
         targets: `batch seq`, ids; weights: `batch seq`, 0 for padding.
 
-    The first result's gradients for `x` and the head are made with it: three products where `token_nll` needs four.
+    The first result's gradients for `x` and the head are made with it: three products where `token_nll` needs four; one
+    less each where the head is frozen.
     The second has none: differentiating it raises `UserError`, as does differentiating for weights. Logits exist for
     one block of tokens at a time, each device's own tokens and its own columns of the vocabulary.
     """
@@ -86,7 +87,8 @@ class _CrossEntropy(axes.Operation):
 
     def backward(self, weight: StoredWeight, saved: Any, cotangent: Any) -> Any:
         dx, dw, none = saved
-        return axes.scaled(dw, cotangent[0]), axes.scaled(dx, cotangent[0]), None, none
+        of_head = None if dw is None else axes.scaled(dw, cotangent[0])
+        return of_head, axes.scaled(dx, cotangent[0]), None, none
 
 
 class _TokenNLL(axes.Operation):
@@ -113,7 +115,7 @@ def _flat(x: Array, matrix: Array, head: Head, *by_token: Array) -> tuple[Array,
     return x.reshape(-1, x.shape[-1]), matrix, *(value.reshape(-1) for value in by_token)
 
 
-def head_cotangent(weight: StoredWeight, dw: Array) -> Array:
-    """The head's, row-major as its parameter is. An all-to-all would leave it in another order, and XLA would copy
-    parameter and moments to follow it (0.37 GiB of Llama 3 8B on 16 v5e, libtpu 0.0.50.1)."""
-    return axes.row_major(weight.cotangent(dw))
+def head_cotangent(weight: StoredWeight, dw: Array | None) -> Array | None:
+    """The head's, row-major as its parameter is, None where it is frozen. An all-to-all would leave it in another
+    order, and XLA would copy parameter and moments to follow it (0.37 GiB of Llama 3 8B on 16 v5e, libtpu 0.0.50.1)."""
+    return None if dw is None else axes.row_major(weight.cotangent(dw))

@@ -54,11 +54,17 @@ class SplitVocab:
         return self._run(local, (PartitionSpec(), PartitionSpec()), x, w, targets, weights)
 
     def sums_and_gradients(self, x: Array, w: StoredWeight, targets: Array, weights: Array, z_loss: float) -> Any:
-        """`(objective, nll, dx, dw)`, the gradients as partial sums where other devices have a part."""
+        """`(objective, nll, dx, dw)`, the gradients as partial sums where other devices have a part; `dw` is None where
+        the head is frozen, there and in `token_nll_gradients`."""
+        trained = w.trained
 
         def local(x, w, *by_token):
             sums, dx, dw = kernel.cross_entropy_and_gradients(
-                *self._flat(x, w, *by_token), z_loss=z_loss, columns=self.columns, accumulate=self.scope.reduce
+                *self._flat(x, w, *by_token),
+                z_loss=z_loss,
+                columns=self.columns,
+                accumulate=self.scope.reduce,
+                trained=trained,
             )
             return *self._totals(sums), dx.reshape(x.shape), self.stored(dw)
 
@@ -76,10 +82,11 @@ class SplitVocab:
 
     def token_nll_gradients(self, x: Array, w: StoredWeight, *by_token: Array) -> Any:
         """`(dx, dw)`, partial sums as of `sums_and_gradients`; `by_token` as of the kernel."""
+        trained = w.trained
 
         def local(x, w, *by_token):
             dx, dw = kernel.token_nll_gradients(
-                *self._flat(x, w, *by_token), columns=self.columns, accumulate=self.scope.reduce
+                *self._flat(x, w, *by_token), columns=self.columns, accumulate=self.scope.reduce, trained=trained
             )
             return dx.reshape(x.shape), self.stored(dw)
 
@@ -102,9 +109,9 @@ class SplitVocab:
         """Tokens in one dimension, and the head as `embed vocab`."""
         return x.reshape(-1, x.shape[-1]), w.T if self.transposed else w, *(value.reshape(-1) for value in by_token)
 
-    def stored(self, dw: Array) -> Array:
+    def stored(self, dw: Array | None) -> Array | None:
         """`embed vocab` as the head is stored."""
-        return dw.T if self.transposed else dw
+        return dw.T if self.transposed and dw is not None else dw
 
     def _totals(self, sums: kernel.Sums) -> tuple[Array, ...]:
         tokens = mesh_axes_of(self.ids)

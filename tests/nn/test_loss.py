@@ -10,6 +10,7 @@ from axon.axes import shard
 from axon.errors import UserError
 from axon.kernels.cross_entropy import cross_entropy_reference, token_nll_reference
 from axon.nn import Head, Param, cross_entropy, token_nll
+from axon.plan.flops import bodies_of
 
 SIZES = {"embed": 8, "vocab": 32}
 LAYOUTS = [
@@ -118,6 +119,38 @@ def test_without_a_layout_a_loss_is_the_reference(form, drawn):
     given, (ours, reference) = drawn(), FORMS[form]
     both = jax.jit(lambda x, w: (ours(x, w, given), ours(x, w, given, reference)))
     close(*both(given["x"], given["head"]))
+
+
+@pytest.mark.few(mesh=({"data": 2, "tensor": 4},))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("mesh", "options"), [LAYOUTS[0], LAYOUTS[4], LAYOUTS[6]])
+def test_of_a_frozen_head_no_gradient_is_made_and_that_for_x_is_the_same(mesh, options, form, drawn, placed, compiled):
+    given = drawn()
+    placement = placed(mesh, **options)
+    stored = jax.device_put(given["head"], placement.sharding(tuple(given["names"].split()), "params"))
+
+    def of_x(x, w):
+        if form == "sums":
+            return jax.grad(lambda x: sums(x, w, given)[0])(x)
+        return jax.vjp(lambda x: tokens(x, w, given), x)[1](tuple(map(jnp.asarray, given["of_tokens"])))[0]
+
+    def of_both(x, w):
+        return FORMS[form][0](x, w, given)[1][0] / (3 if form == "sums" else 1)
+
+    close(compiled(placement, of_x, given["x"], stored), compiled(placement, of_both, given["x"], stored))
+    with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement, jnp.float32)):
+        counts = [
+            products(jax.make_jaxpr(lambda x, w, one=one: one(x, w))(given["x"], stored).jaxpr)
+            for one in (of_x, of_both)
+        ]
+    assert counts[0] == 2 + (form == "tokens")
+    assert counts[1] - counts[0] == (2 if form == "sums" else 1), "also the sums alone, and the head's"
+
+
+def products(jaxpr):
+    """How many matrix products there are, those of loops once."""
+    inner = [part for equation in jaxpr.eqns for part in bodies_of(equation.params)]
+    return sum(equation.primitive.name == "dot_general" for equation in jaxpr.eqns) + sum(map(products, inner))
 
 
 def test_the_objective_is_a_function_of_the_tokens_losses(drawn, placed, compiled):

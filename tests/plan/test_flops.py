@@ -1,6 +1,8 @@
 """Counting FLOPs on the jaxpr."""
 
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec
 
-from axon.plan.flops import Count, count_flops, flops_by_module
+from axon.config import load, root_of
+from axon.layout import Placement
+from axon.plan.flops import Count, count_flops, count_jaxpr, flops_by_module
+from axon.plan.memory import arguments
+from axon.plan.topology import devices
+from axon.run import program
+
+LORA = Path(__file__).parents[2] / "configs/tune/llama3_8b_lora_h100_1.gin"
 
 
 def sizes(n: int) -> list[int]:
@@ -152,3 +161,16 @@ def test_a_kernel_counts_by_its_estimate_or_by_its_whole_grid_and_is_named():
     count = count_flops(lambda x: call(x, None), of(8, 8))
     doubt = "the Pallas kernel squared has no cost estimate: all blocks of its grid count, also those that it skips"
     assert count == Count(2 * 8**3, (doubt,))
+
+
+@pytest.mark.full
+@pytest.mark.draws(1)
+def test_lora_of_8b_executes_at_most_72_hundredths_of_full_fine_tuning_with_2_of_its_state():
+    bindings = ["CHATS = 'chats.jsonl'", "TOKENIZER = 'tokenizer.json'"]
+    tree, found = load(LORA, bindings, root=root_of(LORA, bindings)).tree, []
+    for transforms in (tree.transforms, ()):
+        made = program(replace(tree, transforms=transforms), Placement.of(tree.layout, devices("h100:1")))
+        found.append((count_jaxpr(made.trace().jaxpr.jaxpr).flops, arguments(made)["optimizer"]))
+    (flops, state), (of_all, state_of_all) = found
+    assert flops <= 0.72 * of_all
+    assert state <= 0.02 * state_of_all

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.kernels.cross_entropy.blocks import cut, join
-from axon.kernels.cross_entropy.products import add_gradients
+from axon.kernels.cross_entropy.products import add_gradients, begun_gradient
 from axon.kernels.cross_entropy.teachers import Side, Teacher, log_partition
 
 
@@ -71,8 +71,14 @@ def token_divergence(student: Side, teacher: Teacher, kind: Divergence) -> Found
 
 
 def token_divergence_gradients(
-    student: Side, teacher: Teacher, kind: Divergence, found: Found, cotangent: Array, accumulate: Any = jnp.float32
-) -> tuple[Array, Array]:
+    student: Side,
+    teacher: Teacher,
+    kind: Divergence,
+    found: Found,
+    cotangent: Array,
+    accumulate: Any = jnp.float32,
+    trained: bool = True,
+) -> tuple[Array, Array | None]:
     """The gradients for the student's `x` and `head` of a function of the divergences, as `token_nll_gradients` makes
     them; `cotangent[tokens]`: the function's gradient for them."""
     columns = student.columns
@@ -88,7 +94,7 @@ def token_divergence_gradients(
         return add_gradients(dhead, x, student.head, dlogits, of_x)
 
     parts = cut(student.head.shape[1], student.x, *found[1:], cotangent, *teacher.by_token)
-    dhead, dx = lax.scan(add, jnp.zeros(student.head.shape, accumulate), parts)
+    dhead, dx = lax.scan(add, begun_gradient(student.head, accumulate, trained), parts)
     return join(dx, student.x.shape[0]), dhead
 
 

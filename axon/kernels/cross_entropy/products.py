@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.axes import platform
@@ -10,11 +11,19 @@ CPU_PART = 2**24
 """Bytes of the head's gradient, about, that a CPU adds to at a time: the product that is added is an array there."""
 
 
-def add_gradients(dhead: Array, x: Array, head: Array, dlogits: Array, dx_dtype: Any) -> tuple[Array, Array]:
-    """`(dhead + xᵀ·dlogits, dlogits·headᵀ)`, the products' operands in the dtype of `x`, the second in `dx_dtype`."""
+def begun_gradient(head: Array, accumulate: Any, trained: bool) -> Array | None:
+    """What a head's gradient begins as, `embed vocab` in `accumulate`: zeros, or None for a head that is frozen."""
+    return jnp.zeros(head.shape, accumulate) if trained else None
+
+
+def add_gradients(
+    dhead: Array | None, x: Array, head: Array, dlogits: Array, dx_dtype: Any
+) -> tuple[Array | None, Array]:
+    """`(dhead + xᵀ·dlogits, dlogits·headᵀ)`, the products' operands in the dtype of `x`, the second in `dx_dtype`; the
+    first is not made where `dhead` is None."""
     dlogits = dlogits.astype(x.dtype)
     dx = lax.dot_general(dlogits, head, (((1,), (1,)), ((), ())), preferred_element_type=dx_dtype)
-    return _add_product(dhead, x, dlogits), dx
+    return None if dhead is None else _add_product(dhead, x, dlogits), dx
 
 
 def _add_product(dhead: Array, x: Array, dlogits: Array) -> Array:

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from axon.kernels.cross_entropy.blocks import cut, join
 from axon.kernels.cross_entropy.columns import Columns, block, block_again, dlogits
-from axon.kernels.cross_entropy.products import add_gradients
+from axon.kernels.cross_entropy.products import add_gradients, begun_gradient
 
 
 class Sums(NamedTuple):
@@ -50,8 +50,10 @@ def cross_entropy_and_gradients(
     z_loss: float = 0.0,
     columns: Columns = Columns(),
     accumulate: Any = jnp.float32,
-) -> tuple[Sums, Array, Array]:
-    """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`.
+    trained: bool = True,
+) -> tuple[Sums, Array, Array | None]:
+    """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`, None where it
+    is not `trained`.
 
     With a split vocabulary that for `x` is unreduced over its mesh axes, and in `accumulate` too: the caller sums it,
     and rounds the sum, not what is summed.
@@ -66,7 +68,7 @@ def cross_entropy_and_gradients(
         dhead, dx = add_gradients(dhead, x, head, dlogits(current, weights, rate, columns), of_x)
         return (_add(sums, nll, lse, weights, z_loss), dhead), dx
 
-    begin = (_zero(), jnp.zeros(head.shape, accumulate))
+    begin = (_zero(), begun_gradient(head, accumulate, trained))
     (sums, dhead), dx = lax.scan(add, begin, cut(head.shape[1], x, targets, weights))
     return sums, join(dx, x.shape[0]), dhead
 
@@ -91,7 +93,8 @@ def token_nll_gradients(
     of_lse: Array,
     columns: Columns = Columns(),
     accumulate: Any = jnp.float32,
-) -> tuple[Array, Array]:
+    trained: bool = True,
+) -> tuple[Array, Array | None]:
     """The gradients for `x` and `head` of a function of `token_nll`, as `cross_entropy_and_gradients` makes them.
 
     Args:
@@ -105,7 +108,7 @@ def token_nll_gradients(
         return add_gradients(dhead, x, head, dlogits(current, of_nll, of_nll + of_lse, columns), of_x)
 
     parts = cut(head.shape[1], x, targets, lse, of_nll, of_lse)
-    dhead, dx = lax.scan(add, jnp.zeros(head.shape, accumulate), parts)
+    dhead, dx = lax.scan(add, begun_gradient(head, accumulate, trained), parts)
     return join(dx, x.shape[0]), dhead
 
 

@@ -11,9 +11,14 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from axon.checkpoint import Reader
 from axon.observe.lines import read_lines
+from axon.run import program
+from axon.run.folder import RunFolder
+from axon.runtime import flattened
 
 EVERY = 9
 CONFIG = (
@@ -41,6 +46,14 @@ Sampling.tokens = 8
 Sampling.temperature = 1.0
 """
 """What makes it a run that learns from rewards, whose time is its rollouts'."""
+
+ADAPTED = """
+Train.init_from = 'BASE'
+Train.transforms = (@Quantize(), @LoRA())
+Quantize.format = 'nf4'
+LoRA.rank = 4
+"""
+"""What makes it a run of which adapters alone train, over a base in 4 bits."""
 
 
 def losses(folder: Path):
@@ -120,6 +133,24 @@ def test_a_run_killed_at_random_moments_loses_one_save_at_most_and_no_bit(
             assert event["step"] >= complete  # what was said to be saved is
             assert event["lost_steps"] <= EVERY + in_flight
     assert losses(folder) == whole(processes, steps)
+
+
+@pytest.mark.full
+def test_a_killed_run_keeps_its_adapters_and_continues_bit_for_bit(train, few, seed):
+    adapted = ADAPTED.replace("BASE", str(train(0, 1, 9, seed)[0]))
+    (folder, starts), (whole, _) = (train(kills, 1, 100, seed, False, adapted) for kills in (4, 0))
+    print(*starts, sep="\n")
+    assert [start["code"] for start in starts] == [None] * 4 + [0]
+    assert losses(folder) == losses(whole)
+    with few(1):
+        state = program(RunFolder.existing(whole).tree()).abstract_state()
+        killed, expected = (
+            flattened(Reader(one / "checkpoints").restore_parts({"parameters": state.parameters})["parameters"])
+            for one in (folder, whole)
+        )
+    for path, value in expected.items():
+        np.testing.assert_array_equal(killed[path], value, err_msg=path)
+    assert all(np.any(value) for path, value in killed.items() if path.endswith(("/a", "/b", "/codes")))
 
 
 @pytest.mark.full

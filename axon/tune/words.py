@@ -14,8 +14,10 @@ from axon.errors import UserError
 @dataclass(frozen=True)
 class Words:
     """`count` records with a `prompt`, a random word, and a `completion`, what the task makes of it; drawn by `seed`.
+    In a share `careless` of the completions two neighbours, which differ, are exchanged.
 
-    With `pairs` they have `chosen`, that answer, and `rejected`, the same with two neighbours exchanged, instead.
+    With `pairs` they have `chosen`, that answer, and `rejected`, the same with two neighbours exchanged, instead; a
+    share `careless` of them the other way about.
 
     Args:
         task: "reverse": the word backwards. "rotate": its first letter at its end. "sort": its letters in order.
@@ -28,10 +30,12 @@ class Words:
     shortest: int = 3
     longest: int = 6
     pairs: bool = False
+    careless: float = 0.0
     seed: int = 0
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "count")
+        check_range(self, "[0, 1]", "careless")
         check_range(self, "[2, 26]", "letters")
         check_range(self, "[2, 2**16)", "shortest", "longest")
         check_range(self, "[0, inf)", "seed")
@@ -55,11 +59,15 @@ class Words:
             length = rng.integers(self.shortest, self.longest + 1)
             word = "".join(chr(ord("a") + one) for one in rng.integers(self.letters, size=length))
         right = {"reverse": word[::-1], "rotate": word[1:] + word[0], "sort": "".join(sorted(word))}[self.task]
-        if not self.pairs:
+        if not (self.pairs or self.careless):
             return {"prompt": word, "completion": right}
         place = rng.choice([at for at in range(len(right) - 1) if right[at] != right[at + 1]])
         wrong = right[:place] + right[place + 1] + right[place] + right[place + 2 :]
-        return {"prompt": word, "chosen": right, "rejected": wrong}
+        slips = self.careless > 0 and rng.random() < self.careless
+        first, second = (wrong, right) if slips else (right, wrong)
+        if self.pairs:
+            return {"prompt": word, "chosen": first, "rejected": second}
+        return {"prompt": word, "completion": first}
 
 
 @dataclass(frozen=True)

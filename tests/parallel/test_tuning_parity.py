@@ -3,7 +3,9 @@
 Sequences have from none to several examples, of texts of random lengths; adapters and frozen models are drawn.
 """
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -35,6 +37,9 @@ LORA = LoRA("layers/*", rank=4)
 ROOM = 3
 """Examples that a sequence may have."""
 
+DIFFERENCES = dict.fromkeys(("margin", "chosen", "rejected", "kl"), 2 * math.log(SIZES["vocab"]))
+"""Of log-probabilities of answers of two tokens."""
+
 FROZEN = {"reference": ANOTHER}
 ADAPTERS_OFF: dict[str, Any] = {"transforms": (LORA,), "references": {"reference": AdaptersOff()}}
 
@@ -44,6 +49,7 @@ class Answers(Problem):
     """Batches of examples that have two or three texts, of which some objectives leave one out."""
 
     steps: int = 3
+    subtracted: Mapping[str, float] = field(default_factory=lambda: DIFFERENCES)
 
     def batches(self, rng: np.random.Generator, packed_batch: Any) -> list[Any]:
         def row() -> list[Example]:

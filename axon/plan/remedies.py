@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import jax
+import numpy as np
 
 from axon.axes.execution import policies
 from axon.nn.remat import keeps_more
+from axon.parallel.pipeline.rows import rows
 from axon.plan.memory import gib, least_memory
-from axon.plan.slots import reserved
+from axon.plan.predict.policies import names_by_module, offloads_of, policies_of
+from axon.plan.slots import slot_sizes, stages_of
 from axon.train.optimizers import is_by_layer
 from axon.train.step import Program
 
@@ -18,9 +22,6 @@ SPLIT = {
     3: "parameters, gradients and the optimizer's state",
 }
 """ZeRO's stage → what it splits."""
-
-LESS_KEPT = ("minimal", "full")
-"""Policies by name, each of which keeps less than the one before."""
 
 WORTHWHILE = 2**30 // 100
 """Bytes a device that a stage has to save to be worth a line."""
@@ -56,10 +57,10 @@ def microbatches(program: Program, times: float = 2) -> Iterator[str]:
 def remat(program: Program, short: float | None = None) -> Iterator[str]:
     """The policies that keep less than the one in force: full rematerialisation, and on stages others between."""
     now, pipeline = program.runtime.execution.remat, program.evaluator.pipeline
-    if not any(map(keeps_more, policies(now))):
-        return
     if pipeline is not None and pipeline.table.flush:
         yield from _of_slots(program, short)
+        return
+    if not any(map(keeps_more, policies(now))):
         return
     yield (
         f"Execution.remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
@@ -68,18 +69,36 @@ def remat(program: Program, short: float | None = None) -> Iterator[str]:
 
 
 def _of_slots(program: Program, short: float | None) -> Iterator[str]:
-    """Each named policy under which less waits on a pipeline's stages, and whether that is enough."""
-    now = program.runtime.execution.remat
-    taken = least = reserved(program)
-    for policy in LESS_KEPT:
-        if least - (other := reserved(program, policy)) < WORTHWHILE:
-            continue
-        least = other
-        fits = "" if short is None else ", which fits" if taken - other >= short else ", which is not enough by itself"
-        yield (
-            f"Execution.remat = {policy!r} ({now!r} now): what waits on each stage for its backwards takes "
-            f"{gib(other)} GiB, not {gib(taken)}{fits}"
-        )
+    """The policies under which less waits on a pipeline's stages, and likewise of those that send to the host, each
+    with what it is of every stage, and whether that is enough."""
+    now, table = program.runtime.execution.remat, stages_of(program).table
+    pools, taken = rows(table)[1], slot_sizes(program).total(rows(table)[1])
+    for kind in _policies(program):
+        sizes, least = [(slot_sizes(program, remat=policy), policy) for policy in kind], taken
+        for one, policy in sorted(sizes, key=lambda item: -item[0].total(pools)):
+            other = one.total(pools)
+            if least - other < WORTHWHILE:
+                continue
+            least = other
+            enough = "fits" if short is None or taken - other >= short else "is not enough by itself"
+            hosts = f", and {gib(one.on_host(table).max())} in the host's memory" if one.offloaded else ""
+            yield (
+                f"Execution.remat = {policy!r} ({now!r} now): what waits on each stage for its backwards takes "
+                f"{gib(other)} GiB, not {gib(taken)}{hosts}{'' if short is None else f', which {enough}'} "
+                f"(in use of stage {_of_each(one.of_stages(table))})"
+            )
+
+
+def _of_each(sizes: np.ndarray) -> str:
+    return ", ".join(f"{stage}: {gib(size)}" for stage, size in enumerate(sizes))
+
+
+def _policies(program: Program) -> Iterator[list[Any]]:
+    """Those worth trying by name and by names; then those with what goes to the host."""
+    found = policies_of(program)
+    yield found
+    if program.placement.has_host_memory:
+        yield offloads_of(set().union(*names_by_module(program).values()), found)
 
 
 def zero(program: Program) -> Iterator[str]:

@@ -6,8 +6,7 @@ import jax
 
 from axon.axes.execution import RematByKind
 from axon.parallel.pipeline import Table
-from axon.parallel.pipeline.execute import SlotBytes
-from axon.parallel.pipeline.rows import rows
+from axon.parallel.pipeline.rows import SlotBytes
 from axon.plan.memory import arguments
 from axon.plan.predict.memory import Declared
 from axon.train.objective import Batch
@@ -51,8 +50,3 @@ def stages_of(program: Program) -> Pipeline:
     """The pipeline of a program whose mesh has stages."""
     assert program.evaluator.pipeline is not None
     return program.evaluator.pipeline
-
-
-def reserved(program: Program, remat: RematByKind | None = None) -> float:
-    """Bytes of all slots on each device, under a policy: as many as the stage takes that keeps most."""
-    return slot_sizes(program, remat=remat).total(rows(stages_of(program).table)[1])

@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from axon.axes.execution import Remat, RematByKind
+from axon.axes.execution import INPUT, OFFLOAD, SAVE, Remat, RematByKind, is_policy
 from axon.chips.target import Target
 from axon.config import load
 from axon.disk import cache_folder
@@ -181,6 +181,17 @@ def own_shards(tree: Train, placement: Placement, policies: Iterable[Remat] = ()
     """What a device has of the step of a run on its own layout; with what other `policies` of remat would keep."""
     work = Work.of(alone(tree, placement.platform), dict.fromkeys(["none", "full", *policies]))
     return Shards(Split(work, placement), placement.layout, tree.execution)
+
+
+def traced_policies(remat: RematByKind) -> list[Remat]:
+    """The policies by which a device's step under `remat` is described: of one that offloads, what keeps all that it
+    does not compute again, and what keeps as much on the device. None of one by kind of block."""
+    if not is_policy(remat):
+        return []
+    if not isinstance(remat, Mapping):
+        return [remat]
+    names = ([n for n, does in remat.items() if does in kept and n != INPUT] for kept in ((SAVE, OFFLOAD), (SAVE,)))
+    return ["minimal", *(tuple(sorted(own)) for own in names)]
 
 
 def alone(tree: Train, platform: str) -> Program:

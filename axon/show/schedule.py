@@ -7,22 +7,31 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from axon.axes.execution import is_policy
+from axon.chips import chip_of, part
+from axon.chips.chip import Chip
 from axon.layout.table import Schedule
 from axon.parallel.pipeline import Costs, Interleaved, Table, executed, figures, lockstep
 from axon.parallel.pipeline.draw import before_and_after, draw
-from axon.parallel.pipeline.execute import PIPE, SlotBytes
+from axon.parallel.pipeline.execute import PIPE
 from axon.parallel.pipeline.gantt import gantt, mib
-from axon.parallel.pipeline.rows import rows
+from axon.parallel.pipeline.rows import SlotBytes, rows
 from axon.plan.memory import IN_FLIGHT, gib
+from axon.plan.predict.kernels import Kernels
 from axon.plan.predict.memory import Declared, Memory, memory
 from axon.plan.predict.shards import Shards
 from axon.plan.slots import declared, slot_sizes, stages_of
 from axon.run import Train
-from axon.show.planning import own_shards
+from axon.show.planning import own_shards, traced_policies
 from axon.train.pipeline import MOST_CELLS
 from axon.train.step import Program
 
 COSTS = Costs()
+
+LEAST_GAIN = 0.03
+"""The share of its time by which a schedule has to be faster to be worth a word: compiled, schedules differ from what
+their tables and what waits say by as much (docs/measurements.md)."""
+
 COST_NAMES = "time in units of a stage's forward; a backward takes 2, 1 for the inputs and 1 for the weights"
 
 
@@ -32,12 +41,12 @@ def print_schedule(console: Console, tree: Train, program: Program) -> None:
     pipeline = program.evaluator.pipeline
     if pipeline is None:
         return
-    table, running = pipeline.table, _Running(program, own_shards(tree, program.placement))
+    table, running = pipeline.table, _Running.of(tree, program)
     sizes = running.sizes
     heading = (
         f"pipeline: {_name(pipeline.schedule)} in lockstep, {table.stages} stages, {table.microbatches} microbatches"
     )
-    text = gantt(table, COSTS, width=console.width, slot_bytes=sizes.stream + sizes.residuals)
+    text = gantt(table, COSTS, width=console.width, slot_bytes=sizes)
     lines = [heading, text.rstrip("\n"), COST_NAMES, running.time_taken, _reserved(table, sizes), running.memory_taken]
     lines.extend(running.faster())
     if table.microbatches < table.stages:
@@ -59,7 +68,7 @@ def draw_schedule(program: Program, picture: Path) -> Path | None:
     table, sizes, name = pipeline.table, slot_sizes(program), _name(pipeline.schedule)
     own = pipeline.schedule.table(table.stages, table.microbatches)
     path = picture.with_stem(f"{picture.stem}-schedule")
-    draw(before_and_after(name, own, table, sizes.stream + sizes.residuals), path)
+    draw(before_and_after(name, own, table, sizes), path)
     return path
 
 
@@ -96,6 +105,10 @@ class _Running:
     program: Program
     shards: Shards
 
+    @staticmethod
+    def of(tree: Train, program: Program) -> "_Running":
+        return _Running(program, own_shards(tree, program.placement, traced_policies(tree.execution.remat)))
+
     @cached_property
     def sizes(self) -> SlotBytes:
         return slot_sizes(self.program)
@@ -113,31 +126,69 @@ class _Running:
     @property
     def time_taken(self) -> str:
         """What a step takes as it is executed."""
-        times = " to ".join(f"{time:,g}" for time in self._steps(self._table))
         remat = self.program.runtime.execution.remat
-        return f"as executed, with remat {remat!r}, a step takes as long as {times} forwards of a stage"
+        time = f"{'' if is_policy(remat) else 'at most '}{self._step(self._table):,.4g}"
+        return f"as executed, with remat {remat!r}, a step takes as long as {time} forwards of a stage"
 
     def faster(self) -> list[str]:
         """Of schedules that give the same results, and whose chunks leave no more places empty, the fastest; and the
-        fastest that takes no more memory than the one that runs."""
-        time = max(self._steps(self._table))
+        fastest that fits the chip, or takes no more memory than the one that runs."""
+        time, room = (1 - LEAST_GAIN) * self._step(self._table), self.room
         faster = sorted((one for one in self.others if one.time < time), key=lambda one: one[:2])
         if not faster:
-            return ["no schedule without a delay is faster on this mesh"]
-        words, total = [str(faster[0])], self.memory.total
-        if faster[0].memory > total and (small := next((one for one in faster if one.memory <= total), None)):
-            words.append(f"of those with no more than now, {gib(total)} GiB, {small}")
-        return words
+            return [f"no schedule without a delay is faster by {LEAST_GAIN:.0%} on this mesh"]
+        best = faster[0]
+        if best.memory <= room:
+            return [str(best)]
+        small = next((one for one in faster if one.memory <= room), None)
+        what = f"more than {gib(room)} GiB, {'those of the chip' if self._chip else 'as much as now'}"
+        return [f"{best}: {what}", *([f"of those with no more, {small}"] if small else [])]
+
+    @property
+    def room(self) -> float:
+        """Bytes that a device may take: what the chip has, or of one that is not known what the step takes now."""
+        return self._chip.memory * part(self.program.placement.devices[0]) if self._chip else self.memory.total
+
+    @property
+    def _chip(self) -> Chip | None:
+        return chip_of(self.program.placement.chip)
 
     @property
     def _table(self) -> Table:
         return stages_of(self.program).table
 
-    def _steps(self, table: Table) -> list[float]:
-        """What a step takes, in forwards of a stage: with what remat computes again, at least and at most."""
-        remat = self.program.runtime.execution.remat
-        shares = {"none": [0.0], "full": [1.0]}.get(remat, [0.0, 1.0]) if isinstance(remat, str) else [0.0, 1.0]
-        return [figures(table, executed(table, share)).lockstep for share in shares]
+    def _step(self, table: Table) -> float:
+        """What a step takes, in forwards of a stage, with what remat computes again, and what lies between the parts of
+        a backward written and read."""
+        costs = executed(table, self._computed_again)
+        return figures(
+            table, replace(costs, backward_weight=costs.backward_weight + table.split * self._moved)
+        ).lockstep
+
+    @cached_property
+    def _computed_again(self) -> float:
+        """The share of the forward that backwards compute again."""
+        remat, shards = self.program.runtime.execution.remat, self.shards
+        if remat in ("none", "full") or not is_policy(remat):
+            return float(remat != "none")
+        periods = [(one, shards.periods(n)) for n, one in enumerate(shards.split.work.periods)]
+        policy = shards.waits.computed
+        again = sum(
+            times * (one.repeated[policy] * (one.forward - one.attention) + one.again[policy] * one.attention)
+            for one, times in periods
+        )
+        return again / sum(times * one.forward for one, times in periods)
+
+    @cached_property
+    def _moved(self) -> float:
+        """Forwards of a stage for which what is left for the weights is written and read; 0 without a known chip."""
+        if self._chip is None or not is_policy(self.program.runtime.execution.remat):
+            return 0.0
+        shards, split = self.shards, self.shards.split
+        times = {n: shards.periods(n) for n in range(len(split.work.periods))}
+        left = sum(times[n] * split.left[n, shards.waits.computed] for n in times)
+        flops = sum(times[n] * split.flops[n] for n in times)
+        return (2 * left / self._chip.bandwidth) / (flops / Kernels(self._chip).rate)
 
     @cached_property
     def others(self) -> list[_Candidate]:
@@ -157,7 +208,7 @@ class _Running:
         residuals = max(0.0, (of_chunk.residuals + stream) * share - stream)  # of each layer but the first its input
         sizes = SlotBytes(stream, residuals, left, of_chunk.offloaded * share)
         shards = replace(self.shards, layout=replace(self.shards.layout, schedule=schedule))
-        return _Candidate(max(self._steps(table)), memory(shards, Declared(state, sizes)).total, schedule)
+        return _Candidate(self._step(table), memory(shards, Declared(state, sizes)).total, schedule)
 
     @cached_property
     def _declared(self) -> Declared:

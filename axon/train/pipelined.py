@@ -13,7 +13,8 @@ from axon import axes
 from axon.axes.memory import to_device
 from axon.parallel.pipeline import Table
 from axon.parallel.pipeline.delivery import all_there
-from axon.parallel.pipeline.execute import Parts, Results, SlotBytes, execute, slot_bytes
+from axon.parallel.pipeline.execute import Parts, Results, execute, slot_bytes
+from axon.parallel.pipeline.rows import SlotBytes
 from axon.runtime import flattened, nested
 from axon.train import pipeline_forwards
 from axon.train.gradients import Counts, log_idle_overlap, with_deferred_gradients

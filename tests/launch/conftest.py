@@ -25,14 +25,15 @@ def environment(caches) -> Callable[[int], dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def tell(environment, tmp_path_factory) -> Callable[..., list[dict[str, Any]]]:
-    """tell(name, …): what each of two processes of two devices found out of these: see `member.py`."""
+    """tell(name, …, processes=2): what each of so many, of four devices in all, found out of these: see `member.py`."""
 
-    def told(*names: str) -> list[dict[str, Any]]:
+    def told(*names: str, processes: int = 2) -> list[dict[str, Any]]:
         folder: Path = tmp_path_factory.mktemp("told")
-        command = [sys.executable, str(Path(__file__).parent / "member.py"), str(folder), *names]
-        done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=240)
+        command = [sys.executable, str(Path(__file__).parent / "member.py"), str(folder), str(processes), *names]
+        own = environment(4 // processes)
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=240 * max(1, processes // 2))
         assert done.returncode == 0, done.stdout + done.stderr
-        return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
+        return [json.loads((folder / f"{index}.json").read_text()) for index in range(processes)]
 
     return told
 

@@ -1,5 +1,5 @@
-"""What each of two real processes of two devices finds out. Run with the folder to write it to, `<process>.json`, and
-the names of what it shall tell.
+"""What each of some real processes, mostly two of two devices, finds out. Run with the folder to write it to,
+`<process>.json`, the number of processes, and the names of what each shall tell.
 
 The functions `tell_…` give what the tests of this folder look at; one launch serves all that run by default.
 """
@@ -159,6 +159,14 @@ def tell_pipeline(me: int) -> dict:
     return {"numbers": numbers, "stages": [s for s, row in enumerate(mesh) if row[0].process_index == me]}
 
 
+def tell_split(me: int) -> list:
+    """The numbers of two stages of two devices each, with two chunks and split backwards."""
+    from axon.parallel.pipeline import Interleaved
+
+    schedule = Interleaved(2, split=True)
+    return trained({"mesh": {"pipe": 2, "tensor": 2}, "microbatches": 4, "schedule": schedule}, layers=4)[1]
+
+
 def tell_damage(me: int, folder: Path) -> dict:
     """Of two checkpoints, in the later one of which a byte of this process's own arrays is flipped by process 1."""
     import jax
@@ -219,6 +227,7 @@ TELL: dict[str, Callable[[int, Path], Any]] = {
     "feed": lambda me, folder: tell_feed(me),
     "training": lambda me, folder: tell_training(me),
     "pipeline": lambda me, folder: tell_pipeline(me),
+    "split": lambda me, folder: tell_split(me),
     "damage": lambda me, folder: tell_damage(me, folder / "checkpoints"),
     "tiers": lambda me, folder: tell_tiers(me, folder / "tiers"),
 }
@@ -238,5 +247,5 @@ if __name__ == "__main__":
     if "AXON_PROCESS" not in os.environ:
         from axon.launch.local import launch
 
-        sys.exit(launch(2))
-    main(Path(sys.argv[1]), sys.argv[2:])
+        sys.exit(launch(int(sys.argv[2])))
+    main(Path(sys.argv[1]), sys.argv[3:])

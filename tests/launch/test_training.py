@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from member import tell_pipeline, tell_training
+from member import tell_pipeline, tell_split, tell_training
 from poison import HELD, release
 
 from axon.checkpoint import Reader
@@ -111,6 +111,15 @@ def test_a_pipeline_of_two_processes_with_a_stage_each_has_the_numbers_of_one(te
     assert [process["pipeline"]["stages"] for process in told] == [[0], [1]]
     assert told[0]["pipeline"]["numbers"] == told[1]["pipeline"]["numbers"]
     np.testing.assert_allclose(told[0]["pipeline"]["numbers"], tell_pipeline(0)["numbers"], rtol=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.draws(1)
+def test_a_split_schedule_of_four_processes_has_the_numbers_of_one(tell):
+    """Both stages have devices of two processes, which sum over `tensor` where a stage may be idle."""
+    told = [process["split"] for process in tell("split", processes=4)]
+    assert told == [told[0]] * 4
+    np.testing.assert_allclose(told[0], tell_split(0), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -119,19 +119,29 @@ def test_five_steps_are_those_of_a_loop_over_replicas(method, layout, alone, rng
         assert_close(jax.tree.map(lambda v, r=replica: v[r], state.optimizer["optimizer"]), theirs.optimizer)
 
 
-@pytest.mark.some(mesh=[{"pipe": 2, "data": 2}])
+STAGED = {
+    "pipe": (DiLoCo(EVERY), MODEL, {"mesh": {"pipe": 2}}),
+    "pipe × data": (DiLoCo(EVERY), MODEL, {"mesh": {"pipe": 2, "data": 2}}),
+    "pipe × tensor": (SlowMo(EVERY, momentum=0.6), MODEL, {"mesh": {"pipe": 2, "tensor": 2}}),
+}
+
+
+@pytest.mark.some(name=tuple(STAGED)[1:])
 @pytest.mark.full
-@pytest.mark.parametrize("mesh", [{"pipe": 2}, {"pipe": 2, "data": 2}], ids=lambda mesh: "×".join(mesh))
-def test_each_replica_may_have_stages_of_its_own(mesh, rng, packed_batch):
-    model = replace(MODEL, layers=2)
+@pytest.mark.parametrize("name", STAGED)
+def test_each_replica_may_have_stages_of_its_own(name, rng, packed_batch):
+    method, model, fields = STAGED[name]
+    model = replace(model, layers=2)
     batches = [packed_batch(rng, ROWS, SEQ, MODEL.vocab) for _ in range(3)]
-    plain = made(Layout({"replica": 2}), model=model, outer=DiLoCo(EVERY))
-    staged = made(Layout({"replica": 2, **mesh}, microbatches=2), model=model, outer=DiLoCo(EVERY))
+    plain = made(Layout({"replica": 2}, microbatches=2), model=model, outer=method)
+    fields = fields | {"mesh": {"replica": 2, **fields["mesh"]}}
+    staged = made(Layout(**fields, microbatches=2), model=model, outer=method)
     values = jax.device_get(plain.init().parameters)
     expected, curve = run(plain, begin(plain, values), batches)
     found, staged_curve = run(staged, begin(staged, values), batches)
     np.testing.assert_allclose(staged_curve, curve, rtol=2e-5)
     assert_close(found.parameters, expected.parameters)
+    assert_close(found.variables, expected.variables)
 
 
 @pytest.mark.full

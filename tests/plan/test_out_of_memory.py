@@ -8,11 +8,12 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import Execution, Layout
+from axon.parallel.pipeline.rows import rows
 from axon.plan.compiled import memory_parts
 from axon.plan.memory import available, least_memory
 from axon.plan.out_of_memory import check_memory, check_step, memory_explained
 from axon.plan.remedies import WORTHWHILE, microbatches, remedies
-from axon.plan.slots import reserved
+from axon.plan.slots import slot_sizes
 from axon.train.optimizers import AdamW, Constant, Group
 from axon.train.step import Program
 from models.llama import Llama
@@ -128,15 +129,19 @@ def test_what_would_help_is_of_this_runs_settings():
 @pytest.mark.draws(1)
 def test_on_a_pipelines_stages_each_policy_is_told_with_what_it_keeps_and_whether_that_fits():
     made = program(Layout({"pipe": 2}, microbatches=8), batch=128, scale=40)
-    kept = [reserved(made, policy) for policy in ("none", "minimal", "full")]
+    pools = rows(made.evaluator.pipeline.table)[1]
+    kept = [slot_sizes(made, remat=policy).total(pools) for policy in ("none", "minimal", "full")]
     assert kept == sorted(kept, reverse=True)
     told = [line for line in remedies(made, short=kept[0] - kept[1]) if "remat" in line]
-    assert re.search(
-        rf"remat = 'minimal' \('none' now\).* {kept[1] / GIB:.2f} GiB, not {kept[0] / GIB:.2f}.*fits", told[0]
-    )
-    assert re.search(rf"remat = 'full' \('none' now\).* {kept[2] / GIB:.2f} GiB, .*fits", told[1])
-    (_, full) = [line for line in remedies(made, short=kept[0]) if "remat" in line]
-    assert "not enough" in full
+    assert told[0].startswith("Execution.remat = 'minimal' ('none' now)")
+    assert f" {kept[1] / GIB:.2f} GiB, not {kept[0] / GIB:.2f}, which fits" in told[0]
+    stages = re.search(r"\(in use of stage 0: ([\d.]+), 1: ([\d.]+)\)", told[0])
+    assert stages
+    first, last = map(float, stages.groups())
+    assert 0 < last <= first <= kept[1] / GIB + 0.005
+    assert any(line.startswith("Execution.remat = (") for line in told)
+    assert any("'offload'" in line and "in the host's memory" in line for line in told)
+    assert all("not enough" in line for line in remedies(made, short=kept[0]) if "remat" in line)
 
 
 @pytest.mark.parametrize(("times", "count"), [(1.5, 2), (3.5, 4), (5, 8), (1000, 16)])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from axon.chips import chips
 from axon.config import dump
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.parallel.pipeline import GPipe, Interleaved, TwoBW, ZeroBubbleH1, lockstep, slots
@@ -12,7 +13,6 @@ from axon.parallel.pipeline.rows import rows
 from axon.plan.memory import arguments
 from axon.plan.slots import slot_sizes
 from axon.run import program
-from axon.show.planning import own_shards
 from axon.show.schedule import _Running, draw_schedule
 from axon.show.show import show_config
 
@@ -59,7 +59,7 @@ def test_a_devices_memory_is_told_by_the_planners_model_of_what_the_program_decl
     parts = {name: float(size) for name, size in re.findall(r"(\D+) ([\d.]+)(?:, |$)", listed)}
     assert float(total) == pytest.approx(sum(parts.values()), abs=0.03)
     built = program(train)
-    running = _Running(built, own_shards(train, built.placement))
+    running = _Running.of(train, built)
     found = running.memory.parts
     assert found["activations"] == slot_sizes(built).total(rows(built.evaluator.pipeline.table)[1])
     assert {kind: found[kind] for kind in ("parameters", "optimizer", "batch")} == arguments(built)
@@ -146,6 +146,49 @@ def test_what_is_computed_again_is_in_a_steps_time_and_a_faster_schedule_is_name
     out = shown(train)
     assert re.search(rf"as executed, with remat 'full', a step takes as long as {time} forwards of a stage\n", out)
     assert re.search(rf"^{faster}$", out, re.MULTILINE)
+
+
+@pytest.mark.full
+@pytest.mark.draws(1)
+@pytest.mark.parametrize("remat", [("attention", "gate"), {"attention": "save", "gate": "offload"}], ids=str)
+def test_what_names_leave_to_be_computed_again_is_a_number(remat, pipelined):
+    train = pipelined(layers=4, mesh={"pipe": 2}, microbatches=4)
+
+    def time(remat):
+        own = replace(train, execution=Execution(remat=remat))
+        (found,) = re.findall(r"as long as ([\d.]+) forwards", _Running.of(own, program(own)).time_taken)
+        return float(found)
+
+    assert time("none") + 0.5 < time(remat) < time("full") - 0.5
+
+
+@pytest.fixture
+def on_chip(monkeypatch):
+    """on_chip(**fields): the devices are taken for v5e chips with these values."""
+
+    def taken(**fields):
+        chip = replace(chips()["v5e"], **fields)
+        monkeypatch.setattr("axon.show.schedule.chip_of", lambda _: chip)
+        monkeypatch.setattr("axon.show.schedule.part", lambda _: 1)
+
+    return taken
+
+
+@pytest.mark.full
+@pytest.mark.draws(1)
+def test_a_schedule_is_proposed_by_the_chips_memory_and_traffic(pipelined, on_chip):
+    train = pipelined(layers=4, mesh={"pipe": 2}, microbatches=4)
+    running = _Running.of(train, program(train))
+    by_time = sorted(running.others, key=lambda one: one.time)
+    on_chip(bandwidth=1e30)
+    assert _Running.of(train, running.program).faster() == [str(by_time[0])]
+    sizes = sorted(one.memory for one in by_time)
+    on_chip(bandwidth=1e30, memory=sizes[0] - 1)
+    (line,) = _Running.of(train, running.program).faster()
+    assert line.endswith("GiB, those of the chip")
+    on_chip(bandwidth=1.0)
+    without = [one for one in by_time if not one.schedule.split]
+    assert _Running.of(train, running.program).faster() == [str(without[0])]
 
 
 @pytest.mark.few(parts=(2,))

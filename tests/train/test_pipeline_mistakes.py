@@ -8,7 +8,7 @@ import pytest
 
 from axon.config import ConfigError, dump, load
 from axon.errors import UserError
-from axon.layout import Layout, LayoutError, Placement
+from axon.layout import Execution, Layout, LayoutError, Placement
 from axon.parallel.pipeline import FromFile, GPipe, Interleaved, TwoBW
 from axon.run import program
 
@@ -114,6 +114,18 @@ def test_a_pipeline_that_cannot_run_is_refused_before_anything_is_traced(mistake
     layout, message = MISTAKES[mistake]
     with pytest.raises((UserError, LayoutError), match=message):
         of(tiny, layout)
+
+
+@pytest.mark.parametrize(
+    ("remat", "message"),
+    [
+        (("gaet",), r"Execution\.remat: no activation is named 'gaet'\. Did you mean 'gate'\?"),
+        ({"querry": "offload"}, r"no activation is named 'querry'\. Did you mean 'query'\?"),
+    ],
+)
+def test_names_that_match_nothing_are_refused_before_anything_is_traced(remat, message, tiny, here, untraced):
+    with pytest.raises(UserError, match=message):
+        of(replace(tiny, execution=Execution(remat=remat)), Layout({"pipe": 2}, microbatches=4))
 
 
 def test_the_table_that_the_mistakes_are_made_in_is_right(tiny, here, untraced):

@@ -16,6 +16,7 @@ from axon.errors import UserError
 from axon.parallel.pipeline.figures import Costs
 from axon.parallel.pipeline.gantt import placed, summary
 from axon.parallel.pipeline.periodic import unrolled
+from axon.parallel.pipeline.rows import SlotBytes
 from axon.parallel.pipeline.table import Action, Table, Work
 from axon.parallel.pipeline.timeline import Timed
 
@@ -37,10 +38,10 @@ class Panel(NamedTuple):
 
     title: str
     table: Table
-    slot_bytes: float | None = None
+    slot_bytes: SlotBytes | None = None
 
 
-def before_and_after(name: str, own: Table, running: Table, slot_bytes: float | None = None) -> list[Panel]:
+def before_and_after(name: str, own: Table, running: Table, slot_bytes: SlotBytes | None = None) -> list[Panel]:
     """A schedule's own table, and below it what `lockstep` makes of it."""
     batches = "" if own.flush else ": two batches"
     return [

@@ -24,7 +24,7 @@ from axon.parallel.pipeline.delivery import Memory, put_of_stage
 from axon.parallel.pipeline.parts import Parts, added
 from axon.parallel.pipeline.phases import phases
 from axon.parallel.pipeline.region import PIPE, bytes_per_device, spec_of
-from axon.parallel.pipeline.rows import Pools, Rows, rows
+from axon.parallel.pipeline.rows import Rows, SlotBytes, rows
 from axon.parallel.pipeline.slots import NONE
 from axon.parallel.pipeline.stage import Stage
 from axon.parallel.pipeline.storage import Storage
@@ -84,26 +84,6 @@ def in_flight(table: Table, parts: Parts) -> tuple[Memory, Any, Any, Any]:
     return carry.memory, carry.sums[0], executor.statistics(carry, 0), executor.reports(carry, 0)
 
 
-class SlotBytes(NamedTuple):
-    """Bytes of what waits for one microbatch and chunk on a device.
-
-    Args:
-        stream: the chunk's input, or its output's gradient. residuals: what its backward needs besides. left: what a
-            backward for the inputs leaves for that for the weights. offloaded: of what the backward needs that part
-            which waits in the host's memory.
-    """
-
-    stream: float
-    residuals: float
-    left: float
-    offloaded: float
-
-    def total(self, pools: Pools) -> float:
-        """On the device, of all slots, and of what is on its way."""
-        own = pools.inputs * self.residuals + pools.gradients * self.left
-        return own + (pools.inputs + pools.gradients + 2) * self.stream
-
-
 def slot_bytes(table: Table, parts: Parts, batch_only_axes: Names = ()) -> SlotBytes:
     """Of arrays that are only described, while they are traced."""
     memory = _Executor(table, [parts], batch_only_axes).carried.zeros(with_gradients=False).memory
@@ -131,7 +111,7 @@ class _Executor:
         stage, keeps = Stage(table, pools, versions[0], storage), table.flush and table.backwards
         self.carried = carried(versions, stage, pools, batch_only_axes, keeps)
         self.region = self.carried.region
-        self.stage = replace(stage, alone=self.region.whole, kept=self.carried.kept)
+        self.stage = replace(stage, kept=self.carried.kept)
 
     def run(self, memory: Memory | None = None) -> tuple[list[Results], Memory]:
         """The results of each age's batch, and what waits after the last tick."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from axon.parallel.pipeline.figures import Costs, figures, timed
 from axon.parallel.pipeline.periodic import unrolled
-from axon.parallel.pipeline.slots import slots
+from axon.parallel.pipeline.rows import SlotBytes
 from axon.parallel.pipeline.table import LETTERS, Table, Work
 from axon.parallel.pipeline.timeline import Timed
 
@@ -18,7 +18,7 @@ LEAST = 24
 
 
 def gantt(
-    table: Table, costs: Costs = Costs(), width: int = 160, most: int = 20, slot_bytes: float | None = None
+    table: Table, costs: Costs = Costs(), width: int = 160, most: int = 20, slot_bytes: SlotBytes | None = None
 ) -> str:
     """Each stage's work in time, with its `summary`.
 
@@ -57,11 +57,11 @@ def placed(table: Table, costs: Costs) -> list[Timed]:
     ]
 
 
-def summary(table: Table, costs: Costs, slot_bytes: float | None = None) -> list[tuple[str, ...]]:
+def summary(table: Table, costs: Costs, slot_bytes: SlotBytes | None = None) -> list[tuple[str, ...]]:
     """Of each stage its bubble, its peak stash in microbatches, and the memory of what it keeps of chunks, in words.
 
     Args:
-        slot_bytes: of one chunk's input on a device, with what its backward needs; without, nothing is said of it.
+        slot_bytes: of what waits of one chunk; without, nothing is said of memory.
     """
     found = figures(table, costs)
     time = found.lockstep if table.uniform else found.time
@@ -69,7 +69,10 @@ def summary(table: Table, costs: Costs, slot_bytes: float | None = None) -> list
     stashes = [f"peak stash {count:g}" for count in found.stash / table.chunks.virtual]
     if slot_bytes is None:
         return list(zip(bubbles, stashes, strict=True))
-    memory = [f"{mib(count * slot_bytes)} kept" for count in slots(table).inputs]
+    memory = [f"{mib(size)} kept" for size in slot_bytes.of_stages(table)]
+    if slot_bytes.offloaded:
+        hosts = slot_bytes.on_host(table)
+        memory = [f"{kept}, {mib(size)} by the host" for kept, size in zip(memory, hosts, strict=True)]
     return list(zip(bubbles, stashes, memory, strict=True))
 
 

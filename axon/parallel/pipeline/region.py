@@ -35,12 +35,6 @@ class Region:
         """The axes that split the batch, and not the stages."""
         return self.manual[1:]
 
-    @property
-    def whole(self) -> bool:
-        """Whether every mesh axis of more than one device is manual in it, or around it."""
-        mesh = jax.sharding.get_abstract_mesh()
-        return all(size == 1 or a in (*self.manual, *mesh.manual_axes) for a, size in mesh.shape.items())
-
     def __call__(self, fn: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
         """`outputs` are the specs of what `fn` gives, of the manual mesh axes."""
 

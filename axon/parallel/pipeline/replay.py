@@ -10,6 +10,8 @@ from axon.parallel.pipeline.slots import NONE, SHIFTS, Slots
 from axon.parallel.pipeline.table import Action, Cell, Table
 
 INPUT, GRADIENT = "input", "gradient"
+RESIDUALS, LEFT = "residuals", "part left for the weights"
+"""What waits by the numbers of inputs' slots, and of gradients'."""
 
 
 class _Name(NamedTuple):
@@ -63,11 +65,17 @@ class _Memory:
         else:
             self._read(INPUT, cell, self.slots.input, name)
         if action == Action.FORWARD:
+            self._write(RESIDUALS, cell.tick, cell.stage, self.slots.input[cell.tick, cell.stage], name)
             return name._replace(logical=name.logical + 1) if name.logical < last else None
         if name.logical < last or action == Action.BACKWARD_WEIGHT:
             self._read(GRADIENT, cell, self.slots.gradient, name)
         elif action == Action.BACKWARD_INPUT:
             self._write(GRADIENT, cell.tick, cell.stage, self.slots.gradient[cell.tick, cell.stage], name)
+        self._read(RESIDUALS, cell, self.slots.input, name)
+        if action == Action.BACKWARD_INPUT:
+            self._write(LEFT, cell.tick, cell.stage, self.slots.gradient[cell.tick, cell.stage], name)
+        elif action == Action.BACKWARD_WEIGHT:
+            self._read(LEFT, cell, self.slots.gradient, name)
         if action != Action.BACKWARD_INPUT:
             self.finished.add(name)
         return name._replace(logical=name.logical - 1) if name.logical and action != Action.BACKWARD_WEIGHT else None

@@ -57,6 +57,35 @@ class Pools(NamedTuple):
     gradients: int
 
 
+class SlotBytes(NamedTuple):
+    """Bytes of what waits for one microbatch and chunk on a device.
+
+    Args:
+        stream: the chunk's input, or its output's gradient. residuals: what its backward needs besides. left: what a
+            backward for the inputs leaves for that for the weights. offloaded: of what the backward needs that part
+            which waits in the host's memory.
+    """
+
+    stream: float
+    residuals: float = 0
+    left: float = 0
+    offloaded: float = 0
+
+    def total(self, pools: Pools) -> float:
+        """On the device, of all slots, and of what is on its way."""
+        own = pools.inputs * self.residuals + pools.gradients * self.left
+        return own + (pools.inputs + pools.gradients + 2) * self.stream
+
+    def of_stages(self, table: Table) -> np.ndarray:
+        """`[stage]`: on a device of each stage, of the most chunks that it keeps at once, what their backwards need."""
+        own = slots(table)
+        return own.inputs * (self.stream + self.residuals) + own.gradients * self.left * table.split
+
+    def on_host(self, table: Table) -> np.ndarray:
+        """`[stage]`: of those in the host's memory."""
+        return slots(table).inputs * self.offloaded
+
+
 def rows(table: Table) -> tuple[Rows, Pools]:
     """The rows of a uniform table that `check` accepts, or of the forwards of one. Without a flush, what is made in the
     last tick arrives in the first one of the next period.

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from axon.axes import differentiated, with_place
 from axon.axes.statistics import empty_report
 from axon.parallel.pipeline.delivery import Delivery, Memory, after, begun, get, put
+from axon.parallel.pipeline.idle import unless_idle
 from axon.parallel.pipeline.parts import Parts, added, largest
 from axon.parallel.pipeline.region import PIPE
 from axon.parallel.pipeline.residuals import Kept, Pullback
@@ -47,11 +48,6 @@ def pullback(chunk: Callable[..., Any], at_hand: AtHand) -> tuple[Any, Pullback,
     return jax.vjp(outputs, jax.tree.map(differentiated, at_hand.trained), at_hand.reports, at_hand.x, has_aux=True)
 
 
-def _zeros(of: Any) -> Array:
-    """Zeros of a type, in its memory."""
-    return jax.device_put(jnp.zeros(of.shape, of.dtype), of.memory_space)
-
-
 _WHOLE = PartitionSpec(None)
 """Of the layers of a stage, which has all of its own."""
 
@@ -63,8 +59,6 @@ class Stage:
     Args:
         parts: of which the functions and shapes are those of a batch of every age. storage: of each segment of the
             model. kept: what lies between a forward and its backward; None: nothing, the backward runs its chunk again.
-        alone: whether a stage is one device, or several that share nothing within a chunk, so that no collective is in
-            what an idle one leaves out.
     """
 
     table: Table
@@ -72,7 +66,6 @@ class Stage:
     parts: Parts
     storage: Sequence[Storage]
     kept: Kept | None = None
-    alone: bool = False
 
     def forward(self, of_phase: Rows) -> Callable[..., Any]:
         """The forward of a chunk: its memory, statistics added to those before, and what leaves the last chunk."""
@@ -85,7 +78,8 @@ class Stage:
             memory = memory._replace(inputs=put(memory.inputs, entering, own.enters))
             (x, extras), memory = after(get(memory.inputs, own.input), memory)
             at_hand = self.at_hand(layers, x, _of_microbatch(inputs, own), own)
-            ((y, more), statistics), kept = self._unless_idle(own, lambda: self._made(at_hand))
+            made = unless_idle(of_phase.active, own.active, "forward", lambda: self._made(at_hand))
+            ((y, more), statistics), kept = made
             memory = memory._replace(residuals=put(memory.residuals, [leaf[None] for leaf in kept], own.input))
             y = y, jax.tree.map(jnp.add, extras, more)
             statistics = jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics)
@@ -106,7 +100,8 @@ class Stage:
             needed = get(memory.inputs, own.input), get(memory.gradients, own.gradient)
             ((x, _), dy), memory = after(needed, memory)
             at_hand = self.at_hand(layers, x, _of_microbatch(inputs, own), own)
-            (*found, dx), left = self._unless_idle(own, partial(self._found, action, at_hand, dy, memory, own))
+            work = partial(self._found, action, at_hand, dy, memory, own)
+            (*found, dx), left = unless_idle(of_phase.active, own.active, "backward", work)
             if left:
                 memory = memory._replace(left=put(memory.left, [leaf[None] for leaf in left], own.gradient))
             total = [self._totals(*each, own) for each in zip((added, largest), total, found, strict=True)]
@@ -116,14 +111,6 @@ class Stage:
             return memory._replace(gradient=_lifted((dx, dy[1]))), total, _of_one_stage(dx, own.begins)
 
         return backward
-
-    def _unless_idle(self, own: Any, work: Callable[[], Any]) -> Any:
-        """What the work gives; zeros, without doing it, in a tick in which the stage is idle and may leave it out."""
-        if not self.alone:
-            return work()
-        traced, shapes = jax.make_jaxpr(work, return_shape=True)()  # shapes alone do not say in which memory they are
-        types = jax.tree.unflatten(jax.tree.structure(shapes), traced.out_avals)
-        return lax.cond(own.active, work, lambda: jax.tree.map(_zeros, types))
 
     def _made(self, at_hand: AtHand) -> tuple[Any, Sequence[Array]]:
         """A chunk's output and extras, and its statistics; and what waits for its backward."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from axon.axes import Execution
-from axon.parallel.pipeline.execute import SlotBytes
+from axon.parallel.pipeline.rows import SlotBytes
 from axon.plan.predict.shards import Shards
 
 SUMS = {"tpu": 6, "gpu": 2, "cpu": 2}

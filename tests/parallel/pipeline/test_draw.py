@@ -11,6 +11,7 @@ from matplotlib.patches import Rectangle
 from axon.errors import UserError
 from axon.parallel.pipeline import DualPipeV, GPipe, OneFOneB, ZeroBubbleV, lockstep
 from axon.parallel.pipeline.draw import COLOURS, INK, Panel, draw
+from axon.parallel.pipeline.rows import SlotBytes
 
 SEEN_BY = {  # what is left of a colour: Machado et al. 2009, doi:10.1109/TVCG.2009.113, severity 1
     "most": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
@@ -40,7 +41,10 @@ def test_the_picture_is_a_png_with_a_box_for_every_cell(tmp_path, drawn):
 
 
 def test_every_stage_has_its_bubble_its_peak_stash_and_its_memory(tmp_path, drawn):
-    draw([Panel("one", GPipe().table(3, 4)), Panel("two", GPipe().table(2, 4), 1 << 20)], tmp_path / "schedule.png")
+    draw(
+        [Panel("one", GPipe().table(3, 4)), Panel("two", GPipe().table(2, 4), SlotBytes(1 << 20))],
+        tmp_path / "schedule.png",
+    )
     one, two = ([text.get_text() for text in axes.texts] for axes in drawn[0].axes)
     assert one.count("bubble 50.0%   peak stash 4") == 3
     assert two.count("bubble 25.0%   peak stash 4   4 MiB kept") == 2

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.parallel.pipeline import Costs, GPipe, Interleaved, OneFOneB, TwoBW, ZeroBubbleH1, figures
+from axon.parallel.pipeline import (
+    Costs,
+    DualPipeV,
+    GPipe,
+    Interleaved,
+    OneFOneB,
+    TwoBW,
+    ZeroBubbleH1,
+    ZeroBubbleV,
+    figures,
+    lockstep,
+)
 
 
 def test_the_figures_of_two_stages_and_two_microbatches():
@@ -19,6 +30,24 @@ def test_the_figures_of_two_stages_and_two_microbatches():
 def test_in_lockstep_a_tick_takes_as_long_as_its_longest_action():
     table = OneFOneB().table(2, 2)  # F0 . | . F0 | F1 B0 | B0 F1 | . B1 | B1 .
     assert figures(table, Costs(1, 2, 3)).lockstep == 1 + 1 + 5 + 5 + 5 + 5
+
+
+SPLIT = [Interleaved(1, split=True), Interleaved(3, split=True), ZeroBubbleH1(), ZeroBubbleV()]
+WHOLE = [GPipe(), OneFOneB(), Interleaved(3), DualPipeV()]
+
+
+@pytest.mark.parametrize("schedule", [*SPLIT, *WHOLE], ids=str)
+def test_no_table_in_lockstep_loses_less_than_the_way_to_the_last_stage_and_back(schedule, rng):
+    """A microbatch reaches the stage that it reaches last after p − 1 ticks of forwards, and of gradients likewise."""
+    stages, times = int(rng.integers(2, 6)), int(rng.integers(2, 5))
+    costs = Costs(*rng.uniform(0.5, 2, 3))
+    table = lockstep(schedule.table(stages, stages * times))
+    passed_on = costs.backward_input + costs.backward_weight * (schedule in WHOLE)
+    least = (stages - 1) * (costs.forward + passed_on) / schedule.virtual
+    lost = figures(table, costs).lockstep - figures(table, costs).busy.max()
+    assert lost >= least * (1 - 1e-9)
+    if isinstance(schedule, Interleaved):
+        assert lost == pytest.approx(least)
 
 
 def test_costs_are_of_a_stage_whatever_its_chunks(rng):

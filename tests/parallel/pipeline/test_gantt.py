@@ -6,6 +6,7 @@ import pytest
 
 from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, TwoBW, figures, lockstep, slots
 from axon.parallel.pipeline.gantt import gantt
+from axon.parallel.pipeline.rows import SlotBytes
 
 
 def test_the_picture_of_two_stages():
@@ -39,7 +40,7 @@ def test_where_microbatches_have_no_room_the_actions_do():
 @pytest.mark.parametrize("costs", [Costs(), Costs(0.7, 1.3, 1.1)])
 def test_a_picture_never_floods_a_terminal_and_says_what_it_leaves_out(costs):
     table = lockstep(OneFOneB().table(16, 64))
-    text = gantt(table, costs, width=100, most=8, slot_bytes=3 << 20)
+    text = gantt(table, costs, width=100, most=8, slot_bytes=SlotBytes(1 << 20, 2 << 20))
     assert max(map(len, text.splitlines())) <= 100 + len("left out")
     *drawn, legend, left_out = text.splitlines()
     assert [line[:8].strip() for line in drawn] == [*(f"stage {number}" for number in range(7)), "⋮", "stage 15"]
@@ -51,12 +52,24 @@ def test_a_picture_never_floods_a_terminal_and_says_what_it_leaves_out(costs):
     assert 0 < begin < end < whole == round(figures(table, costs).lockstep)
 
 
-def test_the_memory_of_a_stages_inputs_is_that_of_its_slots():
+def words_of_memory(table, sizes):
+    lines = gantt(table, slot_bytes=sizes).splitlines()[: table.stages]
+    return [line.split("peak stash ")[1].split(maxsplit=1)[1].strip() for line in lines]
+
+
+def test_the_memory_of_a_stages_chunks_is_that_of_its_slots():
     table = lockstep(OneFOneB().table(4, 8))
-    words = [
-        line.split("peak stash ")[1].split(maxsplit=1)[1] for line in gantt(table, slot_bytes=3 << 19).splitlines()[:4]
-    ]
-    assert [word.strip() for word in words] == [f"{1.5 * count:.3g} MiB kept" for count in slots(table).inputs]
+    words = words_of_memory(table, SlotBytes(1 << 19, 1 << 20))
+    assert words == [f"{1.5 * count:.3g} MiB kept" for count in slots(table).inputs]
+
+
+def test_what_is_left_for_the_weights_and_what_the_host_keeps_are_of_each_stage_too():
+    table = lockstep(Interleaved(2, split=True).table(2, 4))
+    own = slots(table)
+    words = words_of_memory(table, SlotBytes(1 << 20, 2 << 20, 4 << 20, 8 << 20))
+    counts = list(zip(own.inputs, own.gradients, strict=True))
+    assert words == [f"{3 * i + 4 * g:.3g} MiB kept, {8 * i:.3g} MiB by the host" for i, g in counts]
+    assert all(g > 0 for _, g in counts)
 
 
 def test_without_a_flush_two_batches_are_drawn():

@@ -69,7 +69,7 @@ def test_what_is_minimised_and_its_gradient_are_the_formulas_in_float64(name, rn
 
         def distilled(x, head):
             objective, beside = Distillation(2.5, **kind), {"teacher": of_logits(of_teacher, teacher)}
-            return objective.sums(of_logits(x, head), batch, **beside).minimised["divergence"]
+            return objective.sums(of_logits(x, head), batch | {"teacher": of_teacher}, **beside).minimised["divergence"]
 
         def by_formula(x, head):
             each = 2.5**2 * divergence(name, p, softmax(x @ head / 2.5)) + 0.4 * nll(softmax(x @ head), batch)

@@ -166,6 +166,35 @@ def test_a_killed_process_ends_the_run_and_the_same_command_resumes_bit_for_bit(
     assert numbers(here / "cut", "eval_loss", "eval_bits_per_byte") == numbers(whole, "eval_loss", "eval_bits_per_byte")
 
 
+def staged(schedule: str) -> list[str]:
+    """Options of a run of two stages with four layers in all, by a schedule."""
+    layout = ("Llama.layers=4", "Layout.mesh={'pipe': 2, 'tensor': 2}", "Layout.zero=0", "Layout.microbatches=4")
+    return [word for one in (*layout, *schedule.split()) for word in ("--set", one)]
+
+
+@pytest.mark.full
+def test_a_killed_pipeline_resumes_under_another_schedule(start, here):
+    """Bit for bit up to the checkpoint, and for ten steps from there within rounding."""
+    plain, split = (
+        staged(f"Layout.schedule=@{schedule}") for schedule in ("OneFOneB()", "Interleaved() Interleaved.split=True")
+    )
+    whole, cut = start(1, "piped", *plain), start(1, "piped cut", *plain, config="held.gin")
+    wait_for_step(9, here / "piped cut", cut)
+    wait_for_checkpoint(here / "piped cut", cut)
+    os.killpg(cut.pid, signal.SIGKILL)
+    cut.wait()
+    release(here / "piped cut")
+    latest = Reader(here / "piped cut" / "checkpoints").latest()
+    again = start(1, "piped cut", "--steps", str(latest + 10), *split, config="held.gin")
+    for process in (again, whole):
+        out = process.communicate(timeout=400)[0]
+        assert process.returncode == 0, out
+    found, expected = (numbers(here / name, "loss", "grad_norm") for name in ("piped cut", "piped"))
+    assert len(found) == latest + 10
+    assert found[:latest] == expected[:latest]
+    np.testing.assert_allclose(found, expected[: latest + 10], rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes_and_evaluates_alike(start, here, whole):
     for processes, steps in ((1, 9), (2, 23), (1, 31), (4, 60)):

@@ -185,7 +185,7 @@ MISTAKES = [
     ("--profile 9:7 has no steps.*--profile 7:9", ["train", "tiny.gin", "--profile", "9:7"]),
     ("--profile 9:999: this run ends at step 600", ["train", "tiny.gin", "--profile=9:999"]),
     ("more than Train.steps, 600", ["profile", "tiny.gin", "--steps", "599"]),
-    ("leave out --set, --steps and --to", ["profile", ".", "--steps", "2"]),
+    ("leave out --set, --plan, --steps and --to", ["profile", ".", "--steps", "2"]),
     ("no config.gin", ["profile", "."]),
     ("NOPE", ["train", "tiny.gin", "--set", "Llama.layers=%NOPE"]),
     ("REQUIRED", ["train", "tiny.gin", "--set", "Llama.layers=%REQUIRED"]),

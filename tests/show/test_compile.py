@@ -21,7 +21,7 @@ def config(tiny, tmp_path):
 def test_a_run_is_compiled_for_a_topology_and_its_program_written(config, tmp_path, capsys):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     text = tmp_path / "step.hlo"
-    report = compile_config(config, "v5e:2x2", ["Layout.zero=3"], text)
+    report = compile_config(config, "v5e:2x2", ["Layout.zero=3"], None, text)
     assert text.read_text().startswith("HloModule")
     told = json.loads(json.dumps(report.json()))
     assert (told["target"], told["devices"], told["mesh"]) == ("v5e:2x2", 4, {"data": 4})
@@ -35,10 +35,10 @@ def test_a_run_is_compiled_for_a_topology_and_its_program_written(config, tmp_pa
 
 def test_a_chip_that_does_not_exist_is_answered_with_one_that_does(config):
     with pytest.raises(UserError, match="Did you mean 'v5e'"):
-        compile_config(config, "v5ee:4x4", [], None)
+        compile_config(config, "v5ee:4x4", [], None, None)
 
 
 def test_a_layout_for_other_chips_is_refused_before_anything_is_compiled(config):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     with pytest.raises(LayoutError, match="= 8 devices, and there are 4"):
-        compile_config(config, "v5e:2x2", ["Layout.mesh={'data': 8}"], None)
+        compile_config(config, "v5e:2x2", ["Layout.mesh={'data': 8}"], None, None)

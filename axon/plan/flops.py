@@ -77,14 +77,15 @@ def flops_by_module(jaxpr: core.Jaxpr, stack: str = "") -> dict[str, int]:
 
 def flops_of_kernels(jaxpr: core.Jaxpr, prefix: str) -> int:
     """`count_jaxpr` of the Pallas kernels alone whose names begin so."""
-    total = 0
-    for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        if name in ("pallas_call", "mpmd_map"):
-            total += _pallas(params).flops * kernel_name(params).startswith(prefix)
-        else:
-            total += sum(flops_of_kernels(body, prefix) for body in bodies_of(params)) * _times(name, params)
-    return total
+    return sum(kernel_flops(equation, prefix) for equation in jaxpr.eqns)
+
+
+def kernel_flops(equation: core.JaxprEqn, prefix: str) -> int:
+    """`count_equation` of the Pallas kernels alone whose names begin so."""
+    name, params = equation.primitive.name, equation.params
+    if name in ("pallas_call", "mpmd_map"):
+        return _pallas(params).flops * kernel_name(params).startswith(prefix)
+    return sum(flops_of_kernels(body, prefix) for body in bodies_of(params)) * _times(name, params)
 
 
 def kernel_name(params: dict[str, Any]) -> str:

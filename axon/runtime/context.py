@@ -23,7 +23,7 @@ def with_context(placement: Placement, module: Any, seq: int | None) -> tuple[Pl
     As it is, with None, where the layout names one for all, or a role's row, where nothing splits a sequence, and where
     `seq` is None. Raises `LayoutError` for methods by kind of block, of kinds that `module` does not have.
     """
-    layout, kinds = placement.layout, _attention_by_block(module)
+    layout, kinds = placement.layout, attention_by_block(module)
     if isinstance(layout.context, Mapping):
         _check(layout.context, kinds)
     own = {"seq.attention", "heads.attention"} & set(layout.rows)
@@ -50,7 +50,8 @@ def _split(placement: Placement, seq: int) -> Split:
     return Split(seq, ring, ulysses, placement.num_shards("heads"))
 
 
-def _attention_by_block(module: nnx.Module) -> ByBlock:
+def attention_by_block(module: nnx.Module) -> ByBlock:
+    """The kinds of attention in a model's kinds of block."""
     kind_of = {
         id(part): kind
         for _, owner in nnx.iter_modules(module)

@@ -2,18 +2,17 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from axon.axes.execution import INPUT, OFFLOAD, SAVE, Remat, RematByKind, is_policy
+from axon.axes.execution import RematByKind, is_policy
 from axon.chips.target import Target
 from axon.config import load
 from axon.disk import cache_folder
 from axon.errors import UserError, suggest
 from axon.layout import Layout, Placement
 from axon.plan.predict.links import Bandwidths
-from axon.plan.predict.policies import offloads_of, policies_of
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
 from axon.plan.report import Report
@@ -130,11 +129,12 @@ def planner_of(tree: Train, target: Target, pins: Pins = Pins(), bandwidths: Ban
     """The search for plans of a run on a machine. Raises `UserError` for a run whose steps are not predicted."""
     check_predicted(tree, target)
     base = alone(tree, target.platform)
-    policies = [one_policy(tree.execution.remat)] if "remat" in pins.execution else policies_of(base)
-    work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
-    space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pins, matrices_of(work))
+    if "remat" in pins.execution:
+        check_one_policy(tree.execution.remat)
+    work = Work.of(base)
+    space = Space(base, target, base.placement.layout, tree.execution, pins, matrices_of(work))
     if target.chip.host_memory is not None:
-        offloads = () if "remat" in pins.execution else tuple(offloads_of(work.names, policies))
+        offloads = not {"remat", "host"} & set(pins.execution)
         space = replace(space, offloads=offloads, hosts=_hosts(tree, target, pins))
     return Planner(space, work, _acceptance(tree, target), bandwidths, tree.checkpoints.every)
 
@@ -177,21 +177,10 @@ def resized(planner: Planner, tree: Train, target: Target, batch: int) -> Planne
     return replace(planner, space=space, work=work, accept=_acceptance(tree, target))
 
 
-def own_shards(tree: Train, placement: Placement, policies: Iterable[Remat] = ()) -> Shards:
-    """What a device has of the step of a run on its own layout; with what other `policies` of remat would keep."""
-    work = Work.of(alone(tree, placement.platform), dict.fromkeys(["none", "full", *policies]))
+def own_shards(tree: Train, placement: Placement) -> Shards:
+    """What a device has of the step of a run on its own layout."""
+    work = Work.of(alone(tree, placement.platform))
     return Shards(Split(work, placement), placement.layout, tree.execution)
-
-
-def traced_policies(remat: RematByKind) -> list[Remat]:
-    """The policies by which a device's step under `remat` is described: of one that offloads, what keeps all that it
-    does not compute again, and what keeps as much on the device. None of one by kind of block."""
-    if not is_policy(remat):
-        return []
-    if not isinstance(remat, Mapping):
-        return [remat]
-    names = ([n for n, does in remat.items() if does in kept and n != INPUT] for kept in ((SAVE, OFFLOAD), (SAVE,)))
-    return ["minimal", *(tuple(sorted(own)) for own in names)]
 
 
 def alone(tree: Train, platform: str) -> Program:
@@ -215,14 +204,13 @@ def _acceptance(tree: Train, target: Target) -> Acceptance:
     return accept
 
 
-def one_policy(remat: RematByKind) -> Remat:
-    """A pinned policy. Raises `UserError` for one by name of activation or by kind of block, which is not predicted."""
-    if not isinstance(remat, str | tuple):
+def check_one_policy(remat: RematByKind) -> None:
+    """Raise `UserError` for a policy by kind of block, which is not predicted."""
+    if not is_policy(remat):
         raise UserError(
-            f"--pin Execution.remat = {remat!r}: a plan has one policy for all kinds of block, by its name or as a "
-            "tuple of what is kept. Write it so, or leave the pin out"
+            f"--pin Execution.remat = {remat!r}: a plan has one policy for all kinds of block, by its name, as a "
+            "tuple of what is kept, or as activation → what becomes of it. Write it so, or leave the pin out"
         )
-    return remat
 
 
 def _pins(tree: Train, pins: Sequence[str]) -> Pins:

@@ -20,7 +20,7 @@ from axon.plan.this_cpu import CPU, this_cpu
 from axon.run import Train, program
 from axon.run.profiling import TracedStep
 from axon.show.plan import empty_table
-from axon.show.planning import check_predicted, one_policy, own_shards
+from axon.show.planning import check_one_policy, check_predicted, own_shards
 
 
 def print_profile(facts: TracedStep, profile: StepProfile, predicted: Seconds | None) -> None:
@@ -54,7 +54,8 @@ def predicted_here(tree: Train, report: Callable[[str], None]) -> Seconds | None
         placement = program(tree).placement
         target = _target(placement)
         check_predicted(tree, target)
-        return seconds(own_shards(tree, placement, [one_policy(tree.execution.remat)]), target)
+        check_one_policy(tree.execution.remat)
+        return seconds(own_shards(tree, placement), target)
     except UserError as error:
         report(f"no prediction: {error}")
         return None

@@ -22,7 +22,7 @@ from axon.plan.predict.memory import Declared, Memory, memory
 from axon.plan.predict.shards import Shards
 from axon.plan.slots import declared, slot_sizes, stages_of
 from axon.run import Train
-from axon.show.planning import own_shards, traced_policies
+from axon.show.planning import own_shards
 from axon.train.pipeline import MOST_CELLS
 from axon.train.step import Program
 
@@ -107,7 +107,7 @@ class _Running:
 
     @staticmethod
     def of(tree: Train, program: Program) -> "_Running":
-        return _Running(program, own_shards(tree, program.placement, traced_policies(tree.execution.remat)))
+        return _Running(program, own_shards(tree, program.placement))
 
     @cached_property
     def sizes(self) -> SlotBytes:

@@ -75,7 +75,7 @@ def _predicted(model: Llama, program: Program, target: Target) -> float:
     alone = Layout({"data": 1})
     whole = _program(model, alone, "none", program.batch, program.seq, placement=Placement.described(alone, 1, CPU))
     layout, execution = program.placement.layout, program.runtime.execution
-    work = Work.of(whole, dict.fromkeys(["none", "full"]))
+    work = Work.of(whole)
     split = Split(work, Placement.described(layout, DEVICES, CPU))
     return seconds(Shards(split, layout, execution), target).total
 

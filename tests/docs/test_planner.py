@@ -69,7 +69,7 @@ def predicted(row):
     (path,) = ROOT.glob(f"configs/*/{row.config}.gin")
     tree = load(path, [*row.changes, f"Execution.remat={policy!r}"]).tree
     alone = program(replace(tree, layout=ALONE), Placement.described(ALONE, 1, target.platform))
-    work = Work.of(alone, dict.fromkeys(["none", "full", policy]))
+    work = Work.of(alone)
     split = Split(work, Placement.described(tree.layout, target.devices, target.platform))
     return Shards(split, tree.layout, tree.execution), target
 
@@ -161,7 +161,7 @@ class Run:
         precision = Precision(reduce="bfloat16" if self.layout.zero == 3 else "float32", recipe=self.recipe)
         parts = {"precision": precision, "placement": Placement.described(ALONE, 1, target.platform)}
         alone = Program(self.model, ALONE, AdamW(Constant(1e-3)), batch=self.batch, seq=self.seq, **parts)
-        work = Work.of(alone, dict.fromkeys(["none", "full", self.remat]))
+        work = Work.of(alone)
         split = Split(work, Placement.described(self.layout, target.devices, target.platform))
         found = seconds(Shards(split, self.layout, Execution(remat=self.remat)), target)
         if self.counts:

@@ -48,16 +48,16 @@ def choose_context(kinds: Sequence[AttentionKind], split: Split) -> tuple[str, s
     there is no ring; and gathered keys where there is neither.
     """
     size, both = split.ring * split.ulysses, split.ring > 1 and split.ulysses > 1
-    gathered = sum(_gathered(kind, size) for kind in kinds)
-    no_ring = _no_ring(kinds, split.ring if both else size, split.seq)
-    no_exchange = _no_exchange(kinds, split, split.ulysses if both else size)
+    gathered = sum(gathered_elements(kind, size) for kind in kinds)
+    no_ring = ring_problem(kinds, split.ring if both else size, split.seq)
+    no_exchange = exchange_problem(kinds, split, split.ulysses if both else size)
     if both and no_ring is None and no_exchange is None:
         return "usp", "the mesh has an axis 'ulysses' beside another that splits 'seq'"
     if both:
-        no_exchange = _no_exchange(kinds, split, size)
-        no_ring = _no_ring(kinds, size, split.seq)
-    ring = sum(_by_ring(kind, size, split.seq) for kind in kinds) if no_ring is None else math.inf
-    exchanged = sum(_exchanged(kind, split.heads, size) for kind in kinds) if no_exchange is None else math.inf
+        no_exchange = exchange_problem(kinds, split, size)
+        no_ring = ring_problem(kinds, size, split.seq)
+    ring = sum(ring_elements(kind, size, split.seq) for kind in kinds) if no_ring is None else math.inf
+    exchanged = sum(exchanged_elements(kind, split.heads, size) for kind in kinds) if no_exchange is None else math.inf
     if exchanged < ring / 2:
         other = f"a ring {ring / gathered:.0%}, which it would overlap" if no_ring is None else f"no ring: {no_ring}"
         return "ulysses", f"a forward sends {exchanged / gathered:.0%} of all keys and values; {other}"
@@ -67,30 +67,34 @@ def choose_context(kinds: Sequence[AttentionKind], split: Split) -> tuple[str, s
     return "gather", f"no ring: {no_ring}; no all-to-all: {no_exchange}"
 
 
-def _no_ring(kinds: Sequence[AttentionKind], size: int, seq: int) -> str | None:
+def ring_problem(kinds: Sequence[AttentionKind], size: int, seq: int) -> str | None:
+    """Why `size` devices cannot pass keys around; None where they can."""
     if seq % (2 * size):
         return f"{seq} positions do not divide into {2 * size} chunks"
     ways = (route((), size, kind.mask, seq) for kind in kinds)
     return next((way for way in ways if isinstance(way, str)), None)
 
 
-def _no_exchange(kinds: Sequence[AttentionKind], split: Split, size: int) -> str | None:
+def exchange_problem(kinds: Sequence[AttentionKind], split: Split, size: int) -> str | None:
+    """Why `size` devices cannot exchange positions for heads; None where they can."""
     shards = split.heads * size
     return next((f"{k.heads} heads do not divide by {shards}" for k in kinds if k.heads % shards), None)
 
 
-def _gathered(kind: AttentionKind, size: int) -> float:
+def gathered_elements(kind: AttentionKind, size: int) -> float:
     """What a device sends in a forward, in numbers for each of its positions."""
     return _keys(kind, kind.kv_heads) * (size - 1)
 
 
-def _by_ring(kind: AttentionKind, size: int, seq: int) -> float:
+def ring_elements(kind: AttentionKind, size: int, seq: int) -> float:
+    """The same, of a ring."""
     way = route((), size, kind.mask, seq)
     return 0 if isinstance(way, str) else _keys(kind, kind.kv_heads) * way.steps
 
 
-def _exchanged(kind: AttentionKind, heads: int, size: int) -> float:
-    """Of queries, outputs, and keys and values, each head of these as often as each device gets one; or of latents."""
+def exchanged_elements(kind: AttentionKind, heads: int, size: int) -> float:
+    """The same, of an all-to-all: of queries, outputs, and keys and values, each head of these as often as each device
+    gets one; or of latents."""
     share = (size - 1) / size
     if kind.latent_dim is not None:
         return _keys(kind, kind.heads) * share + kind.latent_dim * (size - 1)

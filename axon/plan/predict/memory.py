@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from axon.axes import Execution
 from axon.parallel.pipeline.rows import SlotBytes
+from axon.plan.predict.context import Context
 from axon.plan.predict.shards import Shards
 
 SUMS = {"tpu": 6, "gpu": 2, "cpu": 2}
@@ -102,7 +103,7 @@ def of_chunk(shards: Shards) -> SlotBytes:
         of_token -= sum(count * size for count, size in zip(places, split.inputs, strict=True))
         inputs += split.stages > 1
     of_token += inputs * stream / shards.tokens
-    left = sum(count * split.left[n, shards.waits.computed] for n, count in enumerate(places)) if shards.splits else 0.0
+    left = sum(count * split.left(n, shards.waits.computed) for n, count in enumerate(places)) if shards.splits else 0.0
     offloaded = sum(count * shards.sent(n) for n, count in enumerate(places))
     return SlotBytes(stream, *(shards.tokens * size for size in (of_token, left, offloaded)))
 
@@ -115,8 +116,8 @@ def _layer(shards: Shards, number: int) -> dict[str, float]:
     weights = [one for one in split.weights[number] if one.axes]
     gathered = sum(2 * one.size + one.trained * split.work.reduce for one in weights)
     largest = split.work.periods[number].largest
-    layer = largest * shards.tokens * split.kept[number, "none"]
-    if shards.layout.context == "ring":
+    layer = largest * shards.tokens * split.kept(number, "none")
+    if Context(shards).merges:
         layer += RING_HELD * shards.tokens * (split.queries[number] + largest * split.keys[number])
     rounds = 2 if split.overflows else 1
     rows = (rounds - 1) * (shards.tokens * split.rows[number] + 2 * split.experts[number].bytes)

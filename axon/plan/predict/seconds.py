@@ -7,6 +7,7 @@ from functools import cached_property
 
 from axon.chips.target import Target
 from axon.parallel.pipeline import Action
+from axon.plan.predict.context import Context
 from axon.plan.predict.kernels import BACKWARD_PRODUCTS, Kernels
 from axon.plan.predict.links import Bandwidths, Links
 from axon.plan.predict.memory import away
@@ -180,10 +181,11 @@ class _Clock:
         """One period of a segment."""
         shards, split = self.shards, self.shards.split
         period = split.work.periods[number]
-        share, context = period.repeated[shards.waits.computed], self.context(number)
+        share, *_ = split.again(number, shards.waits.computed)
+        context, around = self.context.seconds(number, self.links)
         sends = 3 + share + (1 + share) * period.dispatched
         forward, backward, repeated = self.products(number)
-        tensor, in_rings = self.tensor(number, share), set(split.tensor_axes) <= set(split.placement.overlap)
+        tensor = self.tensor(number, share)
         weights, hidden = self.gathers(split.weights[number], forward, backward + repeated)
         return _Layers(
             forward=forward,
@@ -191,10 +193,10 @@ class _Clock:
             repeated=repeated,
             elementwise=shards.tokens * self.moved(number) / self.target.chip.bandwidth,
             tensor=tensor,
-            tensor_hidden=min(tensor, forward + backward) if in_rings else 0.0,
+            tensor_hidden=min(tensor, forward + backward) if self.in_rings else 0.0,
             experts=sends * self.links.exchange(split.expert_axes, split.exchanged[number] * shards.stream),
             context=context,
-            context_hidden=min(context, forward + backward),
+            context_hidden=min(around, forward + backward),
             weights=weights,
             weights_hidden=hidden,
         )
@@ -211,55 +213,61 @@ class _Clock:
         width = 1 - period.narrow * period.forward / weights * (1 - 1 / EIGHT_BITS)
         times = (period.backward * period.forward - BACKWARD_PRODUCTS * period.attention) / weights
         forward, backward = width * (plain + grouped), width * times * (plain + of_grouped / 2)
-        computed = shards.waits.computed
-        repeated = period.repeated[computed] * forward + period.again[computed] * attention
+        share, of_pairs, _ = split.again(number, shards.waits.computed)
+        repeated = share * forward + of_pairs * attention
         return forward + attention, backward + of_attention, repeated
 
     def moved(self, number: int) -> float:
         """Bytes of a token through the memory in a period, besides its products'. An operand that is rounded is read
         for its scale and for its values, in the forward what comes in and in the backward the gradient of what left.
-        What lies between the parts of a split backward is written and read once more."""
+        Sums over the stream that the backward takes again read it once more. What lies between the parts of a split
+        backward is written and read once more."""
         split = self.shards.split
         rounded = (
             split.work.periods[number].rounded_elements / split.size(split.tensor_axes) * (2 * split.work.compute + 1)
         )
-        left = 2 * split.left[number, self.shards.waits.computed] if self.shards.splits else 0.0
-        return PASSES * split.kept[number, "none"] + rounded + left + self.merged(number) + self.reordered(number)
+        left = 2 * split.left(number, self.shards.waits.computed) if self.shards.splits else 0.0
+        *_, summed = split.again(number, self.shards.waits.computed)
+        again = summed * split.work.compute / split.stream_split
+        return (
+            PASSES * split.kept(number, "none") + again + rounded + left + self.merged(number) + self.reordered(number)
+        )
 
     def merged(self, number: int) -> float:
         """Bytes of a token that the steps of a ring merge: outputs over a part of the keys, and gradients."""
-        if self.shards.layout.context != "ring":
-            return 0.0
-        split = self.shards.split
-        return RING_PASSES * split.size(split.context_axes) * 4 * split.queries[number]
+        return RING_PASSES * self.context.merges * 4 * self.shards.split.queries[number]
 
     def reordered(self, number: int) -> float:
         """Bytes of a token's copies that are put in the order of their experts and back, forward and backward, read and
         written; where they are sent to other devices, in the order of these too. What remat repeats is there alone."""
         split, work = self.shards.split, self.shards.split.work
-        times = 2 + work.periods[number].repeated[self.shards.waits.computed] / 2
+        times = 2 + split.again(number, self.shards.waits.computed)[0] / 2
         orders = 2 if split.expert_axes else 1
         moved = 4 * orders * times * split.experts[number].rows * work.embed * work.compute
         return moved / ROWS[split.placement.platform]
 
     @cached_property
+    def context(self) -> Context:
+        return Context(self.shards)
+
+    @cached_property
     def kernels(self) -> Kernels:
         return Kernels(self.target.chip)
+
+    @cached_property
+    def in_rings(self) -> bool:
+        """Whether what blocks gather and reduce goes in rings: where the stream is split as their products are."""
+        split = self.shards.split
+        return split.stream_split > 1 and set(split.tensor_axes) <= set(split.placement.overlap)
 
     def tensor(self, number: int, repeated: float) -> float:
         """Each branch of a block gathers its input and reduces its output over the mesh axes that split its widths, and
         the backward the other way round; with sequence parallelism the backward gathers the input once more. In rings
         (`Layout.overlap`) the products run meanwhile."""
         split = self.shards.split
-        gather = self.links.gather(split.tensor_axes, self.shards.stream)
+        gather = (self.links.around if self.in_rings else self.links.gather)(split.tensor_axes, self.shards.stream)
         moves = 5 if split.stream_split > 1 else 4
         return split.reductions[number] * gather * (moves + 2 * repeated)
-
-    def context(self, number: int) -> float:
-        """Keys and values of the other devices' positions, forward; backward them again, and their gradients."""
-        split, axes = self.shards.split, self.shards.split.context_axes
-        whole = self.shards.tokens * split.size(axes) * split.keys[number] * split.work.compute
-        return 3 * self.links.gather(axes, whole)
 
     def gathers(self, weights: list[Gathered], forward: float, backward: float) -> tuple[float, float]:
         """Weights gathered for the forward, and again for the backward, which reduces their gradients to parts; and of

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,17 @@ class Waits(NamedTuple):
     computed: Remat
     here: Remat
     input: bool
+
+
+class _Under(NamedTuple):
+    """Of a policy and a period, bytes of a token: kept; waiting, and of these what all layers share; left between the
+    parts of a split backward. `again`: what is computed again."""
+
+    kept: float
+    waits: float
+    shared: float
+    left: float
+    again: tuple[float, float, float]
 
 
 class Run(NamedTuple):
@@ -101,21 +112,26 @@ class Split:
         own = self.size(self.placement.mesh_axes("seq.residual")) / self.size(self.context_axes)
         return own * self.placement.num_shards("embed")
 
-    @cached_property
-    def kept(self) -> Mapping[tuple[int, Remat], float]:
-        """(number of the segment, policy) → bytes that one of its periods keeps of a token."""
-        return self._of_policies(lambda period: period.kept)
+    def kept(self, number: int, remat: Remat) -> float:
+        """Bytes that a period of a segment keeps of a token under a policy."""
+        return self._under(number, remat).kept
 
-    @cached_property
-    def left(self) -> Mapping[tuple[int, Remat], float]:
-        """(number of the segment, policy) → bytes of a token that wait in one of its periods between the two parts of a
-        split backward."""
-        return self._of_policies(lambda period: period.left)
+    def left(self, number: int, remat: Remat) -> float:
+        """Bytes of a token that wait in a period between the two parts of a split backward."""
+        return self._under(number, remat).left
+
+    def waits(self, number: int, remat: Remat) -> float:
+        """Bytes of a token that wait of a period."""
+        return self._under(number, remat).waits
+
+    def again(self, number: int, remat: Remat) -> tuple[float, float, float]:
+        """What a period's backward computes again: see `axon.plan.predict.work.Under`."""
+        return self._under(number, remat).again
 
     @cached_property
     def rows(self) -> tuple[float, ...]:
         """Of each segment, of what a period keeps without remat, bytes of a token in rows of experts."""
-        return tuple(self._of(Kept({}, period.kept["none"].rows)) for period in self.work.periods)
+        return tuple(self._of(Kept({}, period.none.kept.rows)) for period in self.work.periods)
 
     @property
     def capacity(self) -> float:
@@ -130,22 +146,13 @@ class Split:
     @cached_property
     def inputs(self) -> tuple[float, ...]:
         """Of each segment, bytes of a token in the inputs of a period's blocks."""
-        return tuple(period.kept["full"].bytes[STREAM] / self.stream_split for period in self.work.periods)
-
-    @cached_property
-    def waits(self) -> Mapping[tuple[int, Remat], float]:
-        """(number of the segment, policy) → bytes of a token that wait of one of its periods."""
-        return self._of_policies(self._waits)
+        return tuple(period.full.kept.bytes[STREAM] / self.stream_split for period in self.work.periods)
 
     def waiting(self, remat: Remat, periods: Callable[[int], float]) -> float:
         """Bytes that wait of a token in so many periods of each segment, on stages without the periods' inputs: what is
         the same for all layers waits once."""
-        shared = [self._waits(period)[remat].shared for period in self.work.periods]
-        times = [periods(number) for number in range(len(shared))]
-        return sum(self.waits[i, remat] * n - shared[i] * max(0.0, n - 1) for i, n in enumerate(times))
-
-    def _waits(self, period: Period) -> Mapping[Remat, Kept]:
-        return period.kept if self.stages == 1 else period.waits
+        found = [(self._under(number, remat), periods(number)) for number in range(len(self.work.periods))]
+        return sum(one.waits * times - one.shared * max(0.0, times - 1) for one, times in found)
 
     @cached_property
     def flops(self) -> tuple[float, ...]:
@@ -253,9 +260,15 @@ class Split:
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
-    def _of_policies(self, of: Callable[[Period], Mapping[Remat, Kept]]) -> Mapping[tuple[int, Remat], float]:
-        periods = enumerate(self.work.periods)
-        return {(number, policy): self._of(kept) for number, one in periods for policy, kept in of(one).items()}
+    @cached_property
+    def _under(self) -> "Callable[[int, Remat], _Under]":
+        return cache(self._under_policy)
+
+    def _under_policy(self, number: int, remat: Remat) -> "_Under":
+        one = self.work.periods[number].under(remat)
+        waits = one.kept if self.stages == 1 else one.waits
+        again = one.repeated, one.again, one.summed
+        return _Under(self._of(one.kept), self._of(waits), waits.shared, self._of(one.left), again)
 
     def _of(self, kept: Kept) -> float:
         heads = self.size(self.tensor_axes)
@@ -332,10 +345,14 @@ class Shards:
         policy = self.split.work.policy
         return Waits(policy([*saved, *sent]), policy(saved), remat.get(INPUT) == OFFLOAD)
 
+    def under(self, remat: Remat) -> "Shards":
+        """The same under another policy."""
+        return replace(self, execution=replace(self.execution, remat=remat))
+
     def sent(self, number: int) -> float:
         """Bytes of a token that a period of a segment sends to the host's memory, and fetches back."""
         computed, here, with_input = self.waits
-        named = self.split.kept[number, computed] - self.split.kept[number, here]
+        named = self.split.kept(number, computed) - self.split.kept(number, here)
         return named + (self.split.inputs[number] if with_input else 0.0)
 
     @cached_property

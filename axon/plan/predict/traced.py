@@ -19,12 +19,11 @@ from axon.axes.execution import Remat
 from axon.nn.inputs import Inputs
 from axon.parallel.pipeline import residuals
 from axon.plan.flops import count_jaxpr, flops_of_kernels
+from axon.plan.predict.replay import FLASH, Replay
 from axon.runtime import nested
 from axon.train.step import Program
 
 LAYERS = "layers/"
-FLASH = "axon_attention"
-"""How the names of attention's kernels begin."""
 
 STREAM, HEADS, KV_HEADS, TOKENS = "stream", "heads", "kv_heads", "tokens"
 """How a kept array is split besides by its tokens: as the stream between blocks, over what splits heads and widths of
@@ -50,17 +49,26 @@ class Kept:
         plain, rows = (sum(size / by[split] for split, size in part.items()) for part in (self.bytes, self.rows))
         return plain + capacity * rows
 
+    def __add__(self, other: "Kept") -> "Kept":
+        plain, rows = (
+            {split: part.get(split, 0.0) + more.get(split, 0.0) for split in {**part, **more}}
+            for part, more in ((self.bytes, other.bytes), (self.rows, other.rows))
+        )
+        return Kept(plain, rows, self.shared + other.shared)
+
 
 class Traced(NamedTuple):
     """A period, forward and backward, under a policy: what it keeps of a token; what waits of it in a pipeline's slots,
     but its input; what a split backward's part for the inputs leaves for that for the weights; FLOPs of a token, and
-    those of kernels of attention among them."""
+    those of kernels of attention among them; the traced program; name → what it keeps of a token."""
 
     kept: Kept
     waits: Kept
     left: Kept
     flops: float
     attention: float
+    replay: Replay
+    names: Mapping[str, Kept]
 
 
 def trace(program: Program, number: int, frozen: frozenset[str], remat: Remat, copies: int) -> Traced:
@@ -87,7 +95,9 @@ def trace(program: Program, number: int, frozen: frozenset[str], remat: Remat, c
     types, after = executed.forward.types, executed.backward.types
     waits = of(types, _varies(executed.forward.first.jaxpr, own)[-len(types) :])
     counts = count_jaxpr(traced.jaxpr).flops / seq, flops_of_kernels(traced.jaxpr, FLASH) / seq
-    return Traced(of(kept, _varies(traced.jaxpr, own)), waits, of(after, [True] * len(after)), *counts)
+    replay = Replay(traced.jaxpr, len(kept))
+    left = of(after, [True] * len(after))
+    return Traced(of(kept, _varies(traced.jaxpr, own)), waits, left, *counts, replay, sizes.named(replay))
 
 
 def _arguments(program: Program, frozen: frozenset[str]) -> tuple[Any, ...]:
@@ -168,6 +178,13 @@ class _Sizes:
                 sizes[self._split(one.shape) if own else TOKENS] += size
                 shared += 0.0 if own else size
         return Kept(sizes, rows, shared)
+
+    def named(self, replay: Replay) -> dict[str, Kept]:
+        """Name → the arrays of a period that have it."""
+        found: dict[str, list[tuple[bool, Any]]] = {}
+        for name, one in replay.named():
+            found.setdefault(name, []).append((True, one))
+        return {name: self.kept(arrays) for name, arrays in found.items()}
 
     def _of_rows(self, shape: tuple[int, ...]) -> bool:
         """Whether an array has a row for each copy of a token, and perhaps some more."""

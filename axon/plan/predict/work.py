@@ -5,9 +5,10 @@ policy is what JAX keeps, and FLOPs are those of its program.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +23,32 @@ from axon.nn.flops import forward_flops, matmul_flops, paths_in, training_flops
 from axon.nn.language_model import LanguageModel
 from axon.nn.low_precision import LowPrecision
 from axon.nn.param import Param, ParamSpec
-from axon.plan.predict.policies import names_by_module
+from axon.parallel.context import AttentionKind
 from axon.plan.predict.traced import LAYERS, Kept, Traced, trace
 from axon.precision import Recipe
 from axon.runtime import Runtime
+from axon.runtime.context import attention_by_block
 from axon.train.optimizers import frozen_paths
 from axon.train.step import Program
 
 STORED = "/base"
+
+
+class Under(NamedTuple):
+    """A period under a remat policy.
+
+    `kept`: what waits for its backward. `waits`: in a pipeline's slots, but for the period's input. `left`: what the
+    part of a split backward for the inputs leaves for that for the weights. `repeated`: the share of the forward that
+    the backward computes again, but for attention over pairs, of which `again` is that share. `summed`: elements of a
+    token that sums read again.
+    """
+
+    kept: Kept
+    waits: Kept
+    left: Kept
+    repeated: float
+    again: float
+    summed: float
 
 
 @dataclass(frozen=True)
@@ -37,19 +56,18 @@ class Period:
     """One period of a segment, which is repeated `times`.
 
     Args:
-        matrices: path → one layer's weights, as the model declares them. weights: as they are stored, of which a
-            transform may have made several. chosen: the share of experts that multiply a token.
+        seq: positions of a sequence. matrices: path → one layer's weights, as the model declares them. weights: as they
+            are stored, of which a transform may have made several. chosen: the share of experts that multiply a token.
         forward: FLOPs of a token. backward: of it too, ÷ `forward`. attention: of the forward's, those over pairs of
             tokens. largest: the share of the largest layer.
         narrow: the share of 8-bit products. rounded_elements: of a token, in their operands. dispatched: bytes of an
             element that is sent to its expert, ÷ those of one in the compute dtype.
-        kept: of each policy. repeated: of each policy the share of the forward that the backward computes again, but
-            for attention over pairs, of which `again` is that share. waits: of each policy what waits in a pipeline's
-            slots, but for the period's input. left: of each policy what the part of a split backward for the inputs
-            leaves for that for the weights.
+        none, full: traced without remat, and with all but the input computed again. own: FLOPs of a token in kernels of
+            attention, forward; 0 where it is none. attentions: the kinds of attention in its blocks.
     """
 
     times: int
+    seq: int
     matrices: Mapping[str, ParamSpec]
     weights: Mapping[str, ParamSpec]
     chosen: float
@@ -60,11 +78,37 @@ class Period:
     narrow: float
     rounded_elements: float
     dispatched: float
-    kept: Mapping[Remat, Kept]
-    waits: Mapping[Remat, Kept]
-    left: Mapping[Remat, Kept]
-    repeated: Mapping[Remat, float]
-    again: Mapping[Remat, float]
+    none: Traced
+    full: Traced
+    own: float
+    attentions: tuple[AttentionKind, ...]
+
+    @cached_property
+    def under(self) -> Callable[[Remat], Under]:
+        """What a policy makes of it: one of names, what these keep and what of the forward lies behind them."""
+        return cache(self._under)
+
+    def _under(self, policy: Remat) -> Under:
+        if policy == "none":
+            return Under(self.none.kept, self.none.waits, self.none.left, 0.0, 0.0, 0.0)
+        names = self.kept_by(policy)
+        more = sum((self.none.names[name] for name in names), Kept({}, {}))
+        return Under(self.full.kept + more, self.full.waits + more, self.full.left, *self._again(names))
+
+    def kept_by(self, policy: Remat) -> list[str]:
+        """The period's activations that a policy keeps by name."""
+        assert not isinstance(policy, Mapping)
+        named = {"full": (), "minimal": self.none.names}.get(policy, policy) if isinstance(policy, str) else policy
+        return [name for name in self.none.names if name in named]
+
+    def _again(self, names: Collection[str]) -> tuple[float, float, float]:
+        """What `Under` says is computed again; of weights and attention alike where no kernel tells these apart."""
+        found, least = self.none.replay.again(names), self.none.flops - self.none.attention
+        whole = self.forward * (1 + self.backward)
+        of_weights = (whole - 3 * self.own) / (self.forward - self.own)
+        repeated = (found.flops - found.attention) / self.seq / least * of_weights
+        again = min(1.0, found.attention / self.seq / self.own) if self.own else repeated
+        return repeated, again, found.summed / self.seq
 
     @cached_property
     def reductions(self) -> tuple[ParamSpec, ...]:
@@ -98,7 +142,7 @@ class Work:
     reduce: int
 
     @classmethod
-    def of(cls, program: Program, policies: Iterable[Remat]) -> "Work":
+    def of(cls, program: Program) -> "Work":
         """The work of a program on one described device of the target's platform.
 
         Raises `UserError` for a model whose layers no schedule could cut: one that is no `LanguageModel`.
@@ -109,10 +153,9 @@ class Work:
                 f"axon plan knows the layers of an axon.nn.LanguageModel, and {type(runtime.model).__name__}.build() "
                 f"gives a {type(module).__name__}: see what one layout takes with `axon compile`"
             )
-        policies = tuple(policies)
         frozen, rounded = frozen_paths(program.optimizer, program.parameters), _rounded(runtime)
         segments = range(len(module.layers.spans))
-        periods = tuple(_period(program, number, policies, frozen, rounded) for number in segments)
+        periods = tuple(_period(program, number, frozen, rounded) for number in segments)
         outer = {path: spec for path, spec in runtime.parameters.items() if not path.startswith(LAYERS)}
         compute, reduce = (jnp.dtype(t).itemsize for t in (runtime.compute_dtype, runtime.precision.reduce_dtype))
         parts = module.flops_by_part(program.seq)
@@ -129,8 +172,8 @@ class Work:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The activations that modules name."""
-        return frozenset().union(*names_by_module(self.program).values())
+        """The activations that have names."""
+        return frozenset().union(*(period.none.names for period in self.periods))
 
     def policy(self, names: Collection[str]) -> Remat:
         """The policy, as `kept` has it, by which these are kept of a block besides its input."""
@@ -164,9 +207,7 @@ def _share(recipe: Recipe, weight: Param) -> float:
     return 1 - len(recipe.excepted_layers(weight.num_layers).intersection(weight.layers)) / len(weight.layers)
 
 
-def _period(
-    program: Program, number: int, policies: tuple[Remat, ...], frozen: frozenset[str], rounded: Mapping[str, float]
-) -> Period:
+def _period(program: Program, number: int, frozen: frozenset[str], rounded: Mapping[str, float]) -> Period:
     depth, seq = program.module.layers, program.seq
     kinds = depth.spans[number].kinds
     declared, stored = (_of_kinds(specs, kinds) for specs in (program.runtime.declared, program.parameters))
@@ -177,12 +218,13 @@ def _period(
     whole = sum(training_flops(b, seq, paths_in(f"{LAYERS}{kind}", frozen)) for kind, b in blocks.items())
     routers = [m for block in blocks.values() for _, m in nnx.iter_modules(block) if isinstance(m, ChoosesExperts)]
     copies, chosen = max(((k, k / experts) for k, experts in (one.chosen_experts for one in routers)), default=(1, 1.0))
-    traced = {policy: trace(program, number, frozen, policy, copies) for policy in policies}
-    repeated, again = _repeated(traced, forward, whole, attention)
+    by_block = attention_by_block(program.module)
+    none, full = (trace(program, number, frozen, policy, copies) for policy in ("none", "full"))
     narrow = [(spec, rounded[path]) for path, spec in stored.items() if path in rounded]
     dispatched = max((share for spec, share in narrow if "experts" in spec.own), default=0.0)
     return Period(
         times=depth.spans[number].times,
+        seq=seq,
         matrices=declared,
         weights=stored,
         chosen=chosen,
@@ -193,27 +235,11 @@ def _period(
         narrow=sum(share * matrix_flops(spec, chosen) for spec, share in narrow) / forward,
         rounded_elements=sum(share * _operands(spec, copies) for spec, share in narrow),
         dispatched=1 - dispatched * (1 - 1 / program.runtime.compute_dtype.itemsize),
-        kept={policy: one.kept for policy, one in traced.items()},
-        waits={policy: one.waits for policy, one in traced.items()},
-        left={policy: one.left for policy, one in traced.items()},
-        repeated=repeated,
-        again=again,
+        none=none,
+        full=full,
+        own=attention if none.attention else 0.0,
+        attentions=tuple(one for kind in kinds for one in sorted(by_block.get(kind, ()), key=str)),
     )
-
-
-def _repeated(
-    traced: Mapping[Remat, Traced], forward: float, whole: float, attention: float
-) -> tuple[dict[Remat, float], dict[Remat, float]]:
-    """Of each policy the shares of the forward that the backward computes again: of what multiplies weights, and of
-    attention over pairs; one for both where no kernel of attention tells them apart."""
-    kernels = {policy: one.attention for policy, one in traced.items()}
-    own = attention if any(kernels.values()) else 0.0
-    plain = {policy: one.flops - kernels[policy] for policy, one in traced.items()}
-    least, of_weights = min(plain.values()), (whole - 3 * own) / (forward - own)
-    repeated = {policy: max(0.0, (flops / least - 1) * of_weights) for policy, flops in plain.items()}
-    if not own:
-        return repeated, repeated
-    return repeated, {policy: min(1.0, (one - min(kernels.values())) / own) for policy, one in kernels.items()}
 
 
 def _over_pairs(block: nnx.Module, seq: int) -> int:

@@ -17,6 +17,7 @@ from axon.plan.predict.seconds import Seconds, seconds
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
 from axon.plan.report import Report
+from axon.plan.search.keeping import Keeping
 from axon.plan.search.space import Space
 from axon.precision import Recipe
 
@@ -98,19 +99,30 @@ class Planner:
             split = self.split(layout)
             if not split.divides or split.gradients + self._here(split.state) > self.room:
                 continue
+            keeping = None
             for run in self.space.runs(layout):
-                yield from self._of_run(split, run)
+                shards = Shards(split, run, self.space.execution)
+                keeping = keeping or Keeping(shards, self.target, self.bandwidths)
+                yield from self._of_run(shards, keeping)
 
-    def _of_run(self, split: Split, run: Layout) -> Iterator[Plan]:
-        """What fits of a layout. Nothing waits on the host where all fits without: it would only take time."""
-        for executions in self.space.executions():
-            tried = [Shards(split, run, one) for one in executions]
-            if sum(kept(tried[0]).values()) > self.room:
-                continue  # whatever remat keeps
+    def _of_run(self, shards: Shards, keeping: Keeping) -> Iterator[Plan]:
+        """What fits of a run. Nothing waits on the host where all fits without: it would only take time."""
+        for tried in self._tried(shards, keeping):
             fitting = [(one, used) for one in tried if (used := memory(one)).total <= self.room]
             yield from (self._plan(*one) for one in fitting if on_host(one[0]) <= self.host_room)
             if len(fitting) == len(tried):
                 break
+
+    def _tried(self, shards: Shards, keeping: Keeping) -> Iterator[list[Shards]]:
+        """A run with each policy of remat; what sends more to the host follows."""
+        pinned = self.space.pins.execution.get("remat")
+        for host in self.space.placements:
+            base = replace(shards, execution=replace(shards.execution, host=host))
+            if sum(kept(base).values()) > self.room:
+                continue  # whatever remat keeps
+            yield [base] if pinned else [base.under(one) for one in keeping.policies(base, self.room)]
+            if self.space.offloads:
+                yield [base.under(one) for one in keeping.offloads(base, self.room)]
 
     def _here(self, state: Mapping[str, float]) -> float:
         """Bytes of the state that lie on a device, at least."""

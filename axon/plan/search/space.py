@@ -8,13 +8,15 @@ from itertools import product
 from typing import Any
 
 from axon.axes import Execution
-from axon.axes.execution import Remat
+from axon.axes.execution import INPUT, OFFLOAD
 from axon.chips.target import Target
-from axon.layout import Layout
-from axon.layout.table import Rows, Schedule
+from axon.layout import Layout, sequence_parallel
+from axon.layout.table import ULYSSES, Rows, Schedule
 from axon.nn.capabilities import HasDims
+from axon.parallel.context import AttentionKind, Split, exchange_problem, ring_problem
 from axon.parallel.pipeline import Interleaved, OneFOneB, ZeroBubbleH1
 from axon.plan.search.tables import Matrix, table
+from axon.runtime.context import attention_by_block
 from axon.train.step import Program
 
 _OF_ROWS = ("rows", "params", "zero", "context", "overlap", "replicate_kv")
@@ -25,6 +27,9 @@ LONG = 16_384
 
 MOST_STAGES = {"tpu": 8, "gpu": 32, "cpu": 8}
 """Stages that are tried: on a torus, whose links are all fast, few are worth while."""
+
+CONTEXT_AXES = ("context", ULYSSES)
+"""The mesh axes that split a sequence."""
 
 MOST_TENSOR = 16
 MOST_CELLS = 2**13
@@ -64,9 +69,9 @@ class Space:
     """All that is tried for a model on a machine.
 
     Args:
-        program: of the model, on any layout. start: the layout whose other fields plans have. policies: of remat.
-        offloads: policies that send to the host, tried where not all of `policies` fit; hosts: kinds of array in the
-            host's memory that are tried likewise, beside the execution's own.
+        program: of the model, on any layout. start: the layout whose other fields plans have.
+        offloads: whether activations may be sent to the host, which is tried where a layout does not fit without
+            remat; hosts: kinds of array in the host's memory that are tried likewise, beside the execution's own.
         matrices: of the model, by which axes are split that the default table does not know or cannot split.
     """
 
@@ -74,10 +79,9 @@ class Space:
     target: Target
     start: Layout
     execution: Execution
-    policies: tuple[Remat, ...]
     pins: Pins = Pins()
     matrices: tuple[Matrix, ...] = ()
-    offloads: tuple[Remat, ...] = ()
+    offloads: bool = False
     hosts: tuple[tuple[str, ...], ...] = ()
 
     def layouts(self) -> Iterator[Layout]:
@@ -93,11 +97,12 @@ class Space:
             if not self._tables[tensor]:
                 continue
             for pipe in _divisors(count // tensor, min(MOST_STAGES[self.target.platform], self._depth)):
-                for context in _divisors(count // tensor // pipe, self._most_context):
-                    for expert in self._experts(count // tensor // pipe // context):
-                        data = count // tensor // pipe // context // expert
-                        if self.program.batch % (data * expert) == 0:
-                            sizes = {"pipe": pipe, "data": data, "expert": expert, "context": context, "tensor": tensor}
+                for context, ulysses in self._contexts(count // tensor // pipe):
+                    left = count // tensor // pipe // context // ulysses
+                    for expert in self._experts(left):
+                        if self.program.batch % left == 0:
+                            sizes = {"pipe": pipe, "data": left // expert, "expert": expert, "context": context}
+                            sizes |= {ULYSSES: ulysses, "tensor": tensor}
                             yield {axis: size for axis, size in sizes.items() if size > 1} or {"data": 1}
 
     def runs(self, layout: Layout) -> Iterator[Layout]:
@@ -112,28 +117,24 @@ class Space:
                 if all(self.pins.allow(name, getattr(made, name)) for name in ("microbatches", "schedule")):
                     yield made
 
-    def executions(self) -> Iterator[list[Execution]]:
-        """The execution with each policy; what sends more to the host follows, for where not all before it fits."""
-        for host in (self.execution.host, *self.hosts):
-            for policies in filter(None, (self.policies, self.offloads)):
-                yield [replace(self.execution, remat=remat, host=host) for remat in policies]
+    @property
+    def placements(self) -> tuple[tuple[str, ...], ...]:
+        """The kinds of array in the host's memory that are tried, those of the execution's own first."""
+        return self.execution.host, *self.hosts
 
     @property
     def smallest_execution(self) -> Execution:
         """The one with which a device has least."""
-        remat = self.offloads[-1] if self.offloads else "full"
-        return replace(self.execution, remat=remat, host=(self.execution.host, *self.hosts)[-1])
+        remat = self.pins.execution.get("remat", {INPUT: OFFLOAD} if self.offloads else "full")
+        return replace(self.execution, remat=remat, host=self.placements[-1])
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
     def _of_mesh(self, mesh: dict[str, int]) -> Iterator[Layout]:
-        tensor, context = mesh.get("tensor", 1), mesh.get("context", 1)
-        stream: list[Rows] = [{}]
-        if tensor > 1 and self.program.seq % (tensor * context) == 0:
-            stream.append({"seq.residual": ("context", "tensor")})
-        for zero in self._stages_of_zero(mesh):
-            for split, rows in product(self._tables[tensor], stream):
-                over = {"embed": ("data", "context")} if context > 1 and zero == 3 else {}
+        tensor, context = mesh.get("tensor", 1), tuple(a for a in CONTEXT_AXES if a in mesh)
+        for zero, method in product(self._stages_of_zero(mesh), self._methods(mesh)):
+            for split, (rows, overlap) in product(self._tables[tensor], self._streams(mesh)):
+                over = {"embed": ("data", *context)} if context and zero == 3 else {}
                 made = replace(
                     self.start,
                     mesh=mesh,
@@ -141,10 +142,44 @@ class Space:
                     params={**self.start.params, **over},
                     zero=zero,
                     replicate_kv=self._replicate_kv(tensor) if split.get("heads", "tensor") else 1,
-                    context="ring" if context > 1 else None,
+                    context=method,
+                    overlap=overlap,
                 )
                 if all(self.pins.allow(name, getattr(made, name)) for name in _OF_ROWS):
                     yield made
+
+    def _streams(self, mesh: Mapping[str, int]) -> list[tuple[Rows, tuple[str, ...]]]:
+        """Rows of the stream between blocks, and which mesh axes' gathers are rings: those that split it so too."""
+        size = mesh.get("tensor", 1)
+        found: list[tuple[Rows, tuple[str, ...]]] = [({}, ())]
+        if size > 1 and self.program.seq % (size * math.prod(mesh.get(a, 1) for a in CONTEXT_AXES)) == 0:
+            rings = [("tensor",)] * (self.program.runtime.precision.recipe is None)
+            found += [(sequence_parallel(), overlap) for overlap in ((), *rings)]
+        return found
+
+    def _methods(self, mesh: Mapping[str, int]) -> list[str | None]:
+        """How attention may see whole sequences on a mesh."""
+        ring, swap = (mesh.get(axis, 1) for axis in CONTEXT_AXES)
+        if ring * swap == 1:
+            return [None]
+        kinds = [one for period in self._attentions for one in period]
+        split = Split(self.program.seq, ring, swap, mesh.get("tensor", 1))
+        rings = ring == 1 or ring_problem(kinds, ring, split.seq) is None
+        if swap > 1:
+            return ["usp"] if rings and exchange_problem(kinds, split, swap) is None else []
+        found = ["ring"] * rings + ["ulysses"] * (exchange_problem(kinds, split, ring) is None)
+        return [*found, "gather"] if not found or self.pins.layout.get("context") == "gather" else found
+
+    @property
+    def _attentions(self) -> list[set[AttentionKind]]:
+        return list(attention_by_block(self.program.module).values())
+
+    def _contexts(self, count: int) -> Iterator[tuple[int, int]]:
+        """Sizes of the mesh axes that split a sequence: of `ulysses` where both do."""
+        for size in _divisors(count, self._most_context):
+            yield from ((size // swap, swap) for swap in _divisors(size // 2, size) if size % swap == 0)
+            if size == 1:
+                yield 1, 1
 
     def _stages_of_zero(self, mesh: Mapping[str, int]) -> list[int]:
         """0, 1 and 3: by prediction the second is as the first, since gradients are summed where the parameters are."""
@@ -173,8 +208,10 @@ class Space:
 
     @property
     def _most_context(self) -> int:
-        seq = self.program.seq
-        return seq // (LONG // 8) if seq >= LONG else 1
+        seq, pins = self.program.seq, self.pins.layout
+        if seq >= LONG:
+            return seq // (LONG // 8)
+        return seq if pins.get("context") or set(CONTEXT_AXES) & set(pins.get("mesh", ())) else 1
 
     @property
     def _times(self) -> list[int]:

@@ -31,8 +31,8 @@ def shards(work, devices=8, host=(), remat="full", **fields):
     return Shards(Split(work, Placement.described(layout, devices, "tpu")), layout, Execution(remat=remat, host=host))
 
 
-def work(policies=("none", "full"), **parts):
-    return Work.of(program(**WIDE, **parts), policies)
+def work(**parts):
+    return Work.of(program(**WIDE, **parts))
 
 
 def on(name):
@@ -92,7 +92,7 @@ def test_a_recipe_gathers_a_byte_a_number_and_keeps_its_inputs_in_8_bits(plain, 
     wide, narrow = (shards(one).split for one in (plain, rounded))
     sizes = [sum(one.size for one in each.weights[0]) for each in (wide, narrow)]
     assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.01)
-    assert rounded.periods[0].kept["none"].of(1, 1, 1) < plain.periods[0].kept["none"].of(1, 1, 1)
+    assert rounded.periods[0].none.kept.of(1, 1, 1) < plain.periods[0].none.kept.of(1, 1, 1)
     for kind in ("parameters", "optimizer", "gradients"):
         assert kept(shards(rounded))[kind] == kept(shards(plain))[kind]
 
@@ -132,14 +132,14 @@ def test_a_recipe_sends_rows_to_experts_a_byte_a_number():
     large, fields = {"embed": 4096, "batch": 64, "seq": 1024, "layers": 1}, {"remat": "none", "mesh": {"expert": 4}}
     times = []
     for recipe in (None, Int8()):
-        found = Work.of(mixture(precision=Precision(recipe=recipe), **large), ["none", "full"])
+        found = Work.of(mixture(precision=Precision(recipe=recipe), **large))
         times.append(seconds(shards(found, 4, **fields), on("v5e:2x2")).of(EXPERTS))
     assert times[1] == pytest.approx(3.5 / 4 * times[0], rel=0.01)
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "dynamic8"])
 def test_moments_take_what_they_are_stored_in(moments):
-    one = Work.of(program(**WIDE, optimizer=AdamW(Constant(1e-3), moments=moments)), ["none", "full"])
+    one = Work.of(program(**WIDE, optimizer=AdamW(Constant(1e-3), moments=moments)))
     real = arguments(one.program, Placement.described(Layout(mesh={"data": 8}, zero=3), 8, "tpu"))
     assert kept(shards(one))["optimizer"] == pytest.approx(real["optimizer"], rel=1e-3)
 

@@ -69,7 +69,7 @@ def test_kernels_that_are_not_recorded_take_as_long_as_products(name, rng):
 
 def test_remat_repeats_attention_unless_it_is_kept():
     policies = ("none", "full", ("attention",))
-    work = Work.of(program(seq=2048, batch=8, head_dim=128), policies)
+    work = Work.of(program(seq=2048, batch=8, head_dim=128))
     found = {remat: step(work, "v6e:1x1", remat, mesh={"data": 1}) for remat in policies}
     (period,) = work.periods
     attention, _ = Kernels(CHIPS["v6e"]).attention(8 * 2048 * period.times * period.attention)
@@ -80,7 +80,7 @@ def test_remat_repeats_attention_unless_it_is_kept():
 
 
 def test_a_ring_moves_more_the_more_steps_it_has():
-    work = Work.of(program(seq=1024), ["none", "full"])
+    work = Work.of(program(seq=1024))
     moved = [
         step(work, "v5p:2x2x2", mesh={"data": 8 // n, "context": n}, context="ring" if n > 1 else None).of(ELEMENTWISE)
         for n in (1, 2, 4, 8)
@@ -90,10 +90,10 @@ def test_a_ring_moves_more_the_more_steps_it_has():
 
 
 def test_rows_that_are_sent_are_put_in_order_twice_as_often():
-    work = Work.of(mixture(), ["none", "full"])
-    dense = Work.of(mixture(), ["none", "full"]).periods[0]
+    work = Work.of(mixture())
+    dense = Work.of(mixture()).periods[0]
     own, sent = (step(work, "v5p:2x2x1", mesh=mesh).of(ELEMENTWISE) for mesh in ({"data": 4}, {"expert": 4}))
-    copies = 32 * 128 / 4 * 2 * 64 * 2 * 4 * (2 + dense.repeated["full"] / 2) * dense.times
-    empty = (Execution().capacity_factor - 1) * sum(dense.kept["none"].rows.values())  # rows of a buffer without a copy
+    copies = 32 * 128 / 4 * 2 * 64 * 2 * 4 * (2 + dense.under("full").repeated / 2) * dense.times
+    empty = (Execution().capacity_factor - 1) * sum(dense.none.kept.rows.values())  # rows of a buffer without a copy
     empty *= PASSES * 32 * 128 / 4 * dense.times
     assert sent - own == pytest.approx((copies / 0.2 + empty) / CHIPS["v5p"].bandwidth)

@@ -20,7 +20,7 @@ TARGET = Target.of("v5p:2x2x1", dict(CHIPS))
 
 @pytest.fixture(scope="module")
 def work():
-    return Work.of(program(), ["none", "minimal", "full"])
+    return Work.of(program())
 
 
 def shards(work, remat, **fields):
@@ -36,7 +36,7 @@ def test_what_is_offloaded_waits_on_the_host_in_place_of_the_device(work):
     kept, sent = shards(work, "minimal"), shards(work, everything(work))
     (period,) = work.periods
     size = memory(kept).parts["activations"]
-    shared = sent.tokens * period.kept["minimal"].shared
+    shared = sent.tokens * period.under("minimal").kept.shared
     assert on_host(sent) == pytest.approx(size - shared, rel=0.01)
     assert memory(sent).parts["activations"] == pytest.approx((size - shared) / period.times + shared, rel=0.05)
     assert on_host(kept) == 0

@@ -22,8 +22,8 @@ SIZES = {"seq": 512, "embed": 256, "mlp": 1024, "vocab": 4096}
 def planner(target, batch, memory=None):
     base = program(batch=batch, **SIZES)
     target = target if memory is None else replace(target, chip=replace(target.chip, memory=memory))
-    space = Space(base, target, Layout(), Execution(), ("none", "full"), Pins())
-    return Planner(space, Work.of(base, ("none", "full")), lambda plan: plan)
+    space = Space(base, target, Layout(), Execution(), Pins())
+    return Planner(space, Work.of(base), lambda plan: plan)
 
 
 def machines(*sizes):

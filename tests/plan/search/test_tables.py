@@ -103,7 +103,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.full) for name in ("mixtral", "qwen
 
 @pytest.fixture(scope="module", params=["gpt", "llama", "unequal widths", "odd heads", *SLOW])
 def work(request):
-    return Work.of(made(FAMILIES[request.param]()), ["none", "full"])
+    return Work.of(made(FAMILIES[request.param]()))
 
 
 def layout_of(work, rows, tensor):
@@ -153,7 +153,7 @@ def test_the_program_finds_the_best_of_all_tables(work):
 
 def test_a_model_with_axes_of_its_own_gets_a_table_that_its_program_accepts():
     unsplit = {"wide": None}
-    work = Work.of(made(Own()), ["none", "full"])
+    work = Work.of(made(Own()))
     target = on("h100:8")
     rows = table(matrices_of(work), target, 8, 2)
     assert rows["wide"] == TENSOR

@@ -34,19 +34,30 @@ class Replay:
 
     def again(self, kept: Collection[str]) -> Again:
         """What lies behind the arrays that wait, up to those that are kept by these names."""
-        needed, total = {one for one in self.jaxpr.outvars[: self.waiting] if isinstance(one, Var)}, Again()
-        for equation, cost in self._costs:
-            if needed.isdisjoint(equation.outvars) or name_of(equation) in kept:
-                continue
-            needed.update(one for one in _read(equation) if isinstance(one, Var))
+        total = Again()
+        for _, cost in self._behind(kept):
             total = Again(*(a + b for a, b in zip(total, cost, strict=True)))
         return total
 
-    def named(self) -> Iterator[tuple[str, Any]]:
-        """Each array that has a name, and what it is called."""
-        for equation in self.jaxpr.eqns:
+    def named(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Each array that has one of these names and that the backward needs, where all of them are kept."""
+        for equation, _ in self._behind(names):
             if (name := name_of(equation)) is not None:
                 yield name, equation.outvars[0].aval
+
+    def _behind(self, kept: Collection[str]) -> Iterator[tuple[JaxprEqn, Again]]:
+        """The equations behind the arrays that wait, the last first, up to those that name what is kept."""
+        needed = {one for one in self.jaxpr.outvars[: self.waiting] if isinstance(one, Var)}
+        for equation, cost in self._costs:
+            if not needed.isdisjoint(equation.outvars):
+                yield equation, cost
+                if name_of(equation) not in kept:
+                    needed.update(one for one in _read(equation) if isinstance(one, Var))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All names of activations."""
+        return frozenset(name for equation in self.jaxpr.eqns if (name := name_of(equation)) is not None)
 
     @cached_property
     def _costs(self) -> list[tuple[JaxprEqn, Again]]:

@@ -182,7 +182,7 @@ class _Sizes:
     def named(self, replay: Replay) -> dict[str, Kept]:
         """Name → the arrays of a period that have it."""
         found: dict[str, list[tuple[bool, Any]]] = {}
-        for name, one in replay.named():
+        for name, one in replay.named(replay.names):
             found.setdefault(name, []).append((True, one))
         return {name: self.kept(arrays) for name, arrays in found.items()}
 

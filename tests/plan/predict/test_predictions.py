@@ -266,7 +266,7 @@ def test_a_policy_by_name_is_as_jax_traces_it(made, rng):
     names = tuple(name for name in sorted(work.names) if rng.random() < 0.5) or ("query",)
     copies = {program: 1, mixture: 2}[made]
     found, traced = period.under(names), trace(work.program, 0, work.frozen, names, copies)
-    for mine, own in ((found.kept, traced.kept), (found.waits, traced.waits), (found.left, traced.left)):
+    for mine, own in ((found.kept, traced.kept), (found.waits, traced.waits)):
         assert mine.of(1, 2, 3) == pytest.approx(own.of(1, 2, 3))
     again = (traced.flops - traced.attention) / (period.none.flops - period.none.attention) - 1
     forward, whole = (flops - n * period.own for n, flops in ((1, period.forward), (3, work_of(period))))

@@ -248,6 +248,29 @@ def test_pins_are_kept(dense):
     assert {(one.layout.zero, one.layout.mesh["tensor"]) for one in plans} == {(1, 2)}
 
 
+@pytest.mark.parametrize(
+    "pin", [{"overlap": ("tensor",)}, *({"context": one} for one in ("ring", "ulysses", "gather", "usp"))], ids=str
+)
+def test_rings_and_ways_to_see_a_sequence_that_are_pinned_are_those_of_all_plans(dense, pin):
+    found = planner(dense, on("h100:8"), Pins({"zero": 3, "microbatches": 1, **pin}))
+    plans = found.best(3)
+    assert plans
+    for plan in plans:
+        assert pin.items() <= vars(plan.layout).items()
+        assert found.accept(plan)
+    assert all(pin.items() <= vars(plan.layout).items() for plan in found.ranked)
+
+
+def test_an_all_to_all_wins_where_keys_are_many_and_a_ring_where_heads_do_not_divide(dense):
+    def method(made):
+        found = planner(made, on("v5p:2x2x2"), Pins({"mesh": {"context": 8}}))
+        return found.best(1)[0].layout.context
+
+    long = {"seq": 2**15, "batch": 8, "head_dim": 64, "embed": 256}
+    assert method(program(**long, heads=8, kv_heads=8)) == "ulysses"
+    assert method(program(**long, heads=12, kv_heads=4)) == "ring"
+
+
 def test_a_model_that_fits_nowhere_is_told_what_dominates_and_what_would_fit(dense):
     with pytest.raises(UserError, match=r"nothing fits h100:2.*GiB.*it would fit h100:") as raised:
         raise refusal(planner(dense, on("h100:2", 16 * 2**20)))

@@ -317,9 +317,11 @@ class _Clock:
         return total
 
     def update(self) -> float:
-        """Bytes of an update: what trains and the optimizer's state read and written once, gradients read."""
-        split = self.shards.split
-        return (3 * split.gradients + 2 * split.state["optimizer"]) / self.target.chip.bandwidth
+        """Bytes of an update: what trains and the optimizer's state read and written once, gradients read; and of each
+        microbatch after the first, but on stages, a sum of gradients: two read and one written."""
+        split, micro = self.shards.split, self.shards.layout.microbatches
+        sums = 3 * (micro - 1) if split.stages == 1 else 0
+        return ((3 + sums) * split.gradients + 2 * split.state["optimizer"]) / self.target.chip.bandwidth
 
     def host(self) -> float:
         """State that lies on the host is fetched and sent back, one layer's while another's comes; parameters are

@@ -13,7 +13,7 @@ from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, figures, lockst
 from axon.parallel.pipeline.partition import width
 from axon.plan.memory import arguments
 from axon.plan.predict.memory import BUFFERS, RING_HELD, memory, of_chunk
-from axon.plan.predict.seconds import BUBBLE, EXPERTS, GRADIENTS, PRODUCTS, REPEATED, TENSOR, WEIGHTS, seconds
+from axon.plan.predict.seconds import BUBBLE, EXPERTS, GRADIENTS, PRODUCTS, REPEATED, TENSOR, UPDATE, WEIGHTS, seconds
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.traced import trace
 from axon.plan.predict.work import Work
@@ -232,6 +232,16 @@ def test_gradients_are_summed_in_each_microbatch_with_zero_2_alone(dense, micro)
     gather = at_the_end(0, 1) / 2  # of float32, as the sum
     assert at_the_end(0, micro) == at_the_end(1, micro) == pytest.approx(2 * gather)
     assert at_the_end(2, micro) == pytest.approx((micro + 1) * gather)
+
+
+@pytest.mark.parametrize("micro", [1, 2, 8])
+def test_each_further_microbatch_reads_two_gradients_and_writes_their_sum(dense, micro):
+    def update(micro):
+        one = shards(dense, 8, mesh={"data": 8}, microbatches=micro)
+        return one.split.gradients, seconds(one, on("h100:8")).of(UPDATE)
+
+    gradients, took = update(micro)
+    assert took - update(1)[1] == pytest.approx((micro - 1) * 3 * gradients / CHIPS["h100"].bandwidth)
 
 
 def test_experts_are_multiplied_where_they_are_chosen(experts):

@@ -37,7 +37,6 @@ EXPERTS = {"routing": Routing(experts=4, top_k=2)}
 DELTA = {"shared": 32, "delta_heads": 4, "per_head": 2, "key_dim": 16, "value_dim": 16}
 
 
-
 def on(name, memory=None):
     target = Target.of(name, dict(CHIPS))
     return target if memory is None else replace(target, chip=replace(target.chip, memory=memory))

@@ -101,7 +101,7 @@ def test_formats_are_ranked_together_and_each_of_them_is_among_the_plans(config,
         ("cpu:2x4", [], "cpu:8"),
         ("h100:8", ["Data.batch=8"], "--set"),
         ("h100:8", ["Layout.mesh={'tensor': 3}"], "--pin Layout.mesh"),
-        ("h100:8", ["Execution.remat={'gate': 'offload'}"], "--pin Execution.remat"),
+        ("h100:8", ["Execution.remat={'block': 'full'}"], "--pin Execution.remat"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_change(config, on, pins, part):

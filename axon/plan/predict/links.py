@@ -105,15 +105,6 @@ class Links:
         hierarchical = {"hierarchical": max(self._inside(near, size), across)} if near > 1 else {}
         return {"ring": ring, "tree": tree, **hierarchical}
 
-    def around(self, mesh_axes: Collection[str], size: float) -> float:
-        """Seconds of the same as a ring of permutes, one part after the other from neighbour to neighbour: of a torus
-        over one way of one link."""
-        near, far = self._group(mesh_axes)
-        count = near * far
-        one = self.bandwidths
-        rate, latency = (one.link, one.latency) if far == 1 else (one.network, one.network_latency)
-        return (count - 1) * (size / count / rate + latency) if size else 0.0
-
     def reduce(self, mesh_axes: Collection[str], size: float) -> float:
         """Seconds of an all-reduce of `size` bytes: a reduce-scatter and a gather."""
         return 2 * self.gather(mesh_axes, size)

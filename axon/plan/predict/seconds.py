@@ -193,7 +193,7 @@ class _Clock:
             repeated=repeated,
             elementwise=shards.tokens * self.moved(number) / self.target.chip.bandwidth,
             tensor=tensor,
-            tensor_hidden=min(tensor, forward + backward) if self.in_rings else 0.0,
+            tensor_hidden=min(tensor, forward + backward - self.attention(number)) if self.in_rings else 0.0,
             experts=sends * self.links.exchange(split.expert_axes, split.exchanged[number] * shards.stream),
             context=context,
             context_hidden=min(around, forward + backward),
@@ -216,6 +216,10 @@ class _Clock:
         share, of_pairs, _ = split.again(number, shards.waits.computed)
         repeated = share * forward + of_pairs * attention
         return forward + attention, backward + of_attention, repeated
+
+    def attention(self, number: int) -> float:
+        """Seconds of a period's attention over pairs of tokens, forward and backward."""
+        return sum(self.kernels.attention(self.shards.tokens * self.shards.split.attention[number]))
 
     def moved(self, number: int) -> float:
         """Bytes of a token through the memory in a period, besides its products'. An operand that is rounded is read
@@ -263,9 +267,9 @@ class _Clock:
     def tensor(self, number: int, repeated: float) -> float:
         """Each branch of a block gathers its input and reduces its output over the mesh axes that split its widths, and
         the backward the other way round; with sequence parallelism the backward gathers the input once more. In rings
-        (`Layout.overlap`) the products run meanwhile."""
+        (`Layout.overlap`) the products with weights run meanwhile."""
         split = self.shards.split
-        gather = (self.links.around if self.in_rings else self.links.gather)(split.tensor_axes, self.shards.stream)
+        gather = self.links.gather(split.tensor_axes, self.shards.stream)
         moves = 5 if split.stream_split > 1 else 4
         return split.reductions[number] * gather * (moves + 2 * repeated)
 

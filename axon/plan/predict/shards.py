@@ -261,10 +261,10 @@ class Split:
     # ---- parts ----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _under(self) -> "Callable[[int, Remat], _Under]":
+    def _under(self) -> "Callable[[int, Any], _Under]":
         return cache(self._under_policy)
 
-    def _under_policy(self, number: int, remat: Remat) -> "_Under":
+    def _under_policy(self, number: int, remat: Any) -> "_Under":
         one = self.work.periods[number].under(remat)
         waits = one.kept if self.stages == 1 else one.waits
         again = one.repeated, one.again, one.summed

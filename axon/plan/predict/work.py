@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ class Period:
     attentions: tuple[AttentionKind, ...]
 
     @cached_property
-    def under(self) -> Callable[[Remat], Under]:
+    def under(self) -> Callable[[Any], Under]:
         """What a policy makes of it: one of names, what these keep and what of the forward lies behind them."""
         return cache(self._under)
 

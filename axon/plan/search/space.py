@@ -1,7 +1,7 @@
 """The layouts and executions that are tried."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -153,11 +153,10 @@ class Space:
         size = mesh.get("tensor", 1)
         found: list[tuple[Rows, tuple[str, ...]]] = [({}, ())]
         if size > 1 and self.program.seq % (size * math.prod(mesh.get(a, 1) for a in CONTEXT_AXES)) == 0:
-            rings = [("tensor",)] * (self.program.runtime.precision.recipe is None)
-            found += [(sequence_parallel(), overlap) for overlap in ((), *rings)]
+            found += [(sequence_parallel(), overlap) for overlap in sorted({(), self.pins.layout.get("overlap", ())})]
         return found
 
-    def _methods(self, mesh: Mapping[str, int]) -> list[str | None]:
+    def _methods(self, mesh: Mapping[str, int]) -> Sequence[str | None]:
         """How attention may see whole sequences on a mesh."""
         ring, swap = (mesh.get(axis, 1) for axis in CONTEXT_AXES)
         if ring * swap == 1:

@@ -32,7 +32,7 @@ def on(name):
 
 @pytest.fixture(scope="module")
 def shards():
-    work = Work.of(program(platform="gpu", vocab=4096, embed=1024, mlp=4096, heads=8, head_dim=128), ["none", "full"])
+    work = Work.of(program(platform="gpu", vocab=4096, embed=1024, mlp=4096, heads=8, head_dim=128))
     layout = Layout({"data": 4, "tensor": 8}, STREAM, zero=3)
     return Shards(Split(work, Placement.described(layout, 32, "gpu")), layout, Execution(remat="none"))
 

@@ -95,7 +95,7 @@ def test_batches_from_the_host_are_hidden_and_checkpoints_are_shared_by_the_step
 def test_products_of_an_update_take_time_of_their_own(shards):
     muon = Muon(Constant(1e-3), AdamW(Constant(1e-3)))
     sizes = {"vocab": 4096, "embed": 1024, "mlp": 4096, "heads": 8, "head_dim": 128}
-    work = Work.of(program(platform="gpu", optimizer=muon, **sizes), ["none", "full"])
+    work = Work.of(program(platform="gpu", optimizer=muon, **sizes))
     target = on("h100:4x8")
 
     def line(zero):

@@ -11,7 +11,7 @@ from axon.axes.execution import policies
 from axon.nn.remat import keeps_more
 from axon.parallel.pipeline.rows import rows
 from axon.plan.memory import gib, least_memory
-from axon.plan.predict.policies import names_by_module, offloads_of, policies_of
+from axon.plan.policies import names_by_module, offloads_of, policies_of
 from axon.plan.slots import slot_sizes, stages_of
 from axon.train.optimizers import is_by_layer
 from axon.train.step import Program

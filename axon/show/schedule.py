@@ -172,11 +172,10 @@ class _Running:
         if remat in ("none", "full") or not is_policy(remat):
             return float(remat != "none")
         periods = [(one, shards.periods(n)) for n, one in enumerate(shards.split.work.periods)]
-        policy = shards.waits.computed
-        again = sum(
-            times * (one.repeated[policy] * (one.forward - one.attention) + one.again[policy] * one.attention)
-            for one, times in periods
-        )
+        again = 0.0
+        for n, (one, times) in enumerate(periods):
+            share, of_pairs, _ = shards.split.again(n, shards.waits.computed)
+            again += times * (share * (one.forward - one.attention) + of_pairs * one.attention)
         return again / sum(times * one.forward for one, times in periods)
 
     @cached_property
@@ -186,7 +185,7 @@ class _Running:
             return 0.0
         shards, split = self.shards, self.shards.split
         times = {n: shards.periods(n) for n in range(len(split.work.periods))}
-        left = sum(times[n] * split.left[n, shards.waits.computed] for n in times)
+        left = sum(times[n] * split.left(n, shards.waits.computed) for n in times)
         flops = sum(times[n] * split.flops[n] for n in times)
         return (2 * left / self._chip.bandwidth) / (flops / Kernels(self._chip).rate)
 

@@ -29,28 +29,10 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Array, pattern: str) -> Array:
         """`pattern` names the axes of `x`, this norm's last: `"batch seq embed"`."""
         wide = x.astype(jnp.float32)
-        inverse_rms = _inverse_root(mean_square(x, self.over) + self.eps)
+        inverse_rms = checkpoint_name(lax.rsqrt(mean_square(x, self.over) + self.eps), "inverse_rms")
         normed = (wide * inverse_rms).astype(x.dtype)
         product = einsum(f"{pattern}, {self.axis} -> {pattern}", normed, self.scale)
         return normed + product if self.zero_centered else product
-
-
-def _inverse_root(mean: Array) -> Array:
-    """1/√mean, named "inverse_rms", with a derivative of itself alone: where it is kept, no mean is taken again."""
-    root = checkpoint_name(lax.rsqrt(lax.stop_gradient(mean)), "inverse_rms")
-    return _is_inverse_root(mean, root)
-
-
-@jax.custom_jvp
-def _is_inverse_root(mean: Array, root: Array) -> Array:
-    """`root`, with the derivative by `mean` of the inverse root that it is: −root³ / 2."""
-    return root
-
-
-@_is_inverse_root.defjvp
-def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    root = _is_inverse_root(*primals)
-    return root, -0.5 * root**3 * tangents[0]
 
 
 class LayerNorm(nnx.Module):

@@ -259,6 +259,8 @@ QWEN3_NEXT = Qwen3Next(
 """All of its experts, of which rounding could change the choice."""
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_qwen3_next_writes_the_same_in_chunks_with_prefixes_preempted_and_with_its_own_drafts(seed, rng):
     """A period of its layers, and prompts of three steps each."""
     parts = made(replace(QWEN3_NEXT, layers=2), seed, **LAYOUT)

@@ -110,6 +110,8 @@ def test_a_mistake_is_answered_with_what_to_change(config, on, pins, part):
     assert part in str(raised.value)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_chip_of_ones_own_is_a_value_in_a_file_that_the_config_imports(config, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     chip = "from dataclasses import replace\nfrom axon.chips import CHIPS as KNOWN\n"

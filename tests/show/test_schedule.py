@@ -50,6 +50,8 @@ def test_the_schedule_that_runs_is_shown_with_bubble_and_memory(pipelined, shown
     assert float(kept[0][2]) == pytest.approx(2 * (stream + residuals), rel=0.01)
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_a_devices_memory_is_told_by_the_planners_model_of_what_the_program_declares(pipelined, shown):
     """A stage has 2 of 4 layers, and slots of its chunk as it is traced; a schedule that would be faster is told so
     too, with the second part's slots where backwards are split."""

@@ -56,6 +56,8 @@ def same(minimised, formula, *values):
         assert jax.tree.leaves(one)[0].dtype == jnp.float64
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 @pytest.mark.parametrize("name", ["forward", "reverse", "jensen_shannon"])
 def test_what_is_minimised_and_its_gradient_are_the_formulas_in_float64(name, rng):
     kind = {"divergence": name, "beta": 0.3 if name == "jensen_shannon" else None, "next_token": 0.4}

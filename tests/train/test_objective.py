@@ -198,6 +198,8 @@ class Halves:
         return (0.5 * nll, lse), auxiliary
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_values_that_inherited_sums_do_not_know_of_are_refused_where_their_class_is_defined(
     first_step, rng, packed_batch
 ):

@@ -97,6 +97,8 @@ def test_a_recipe_gathers_a_byte_a_number_and_keeps_its_inputs_in_8_bits(plain, 
         assert kept(shards(rounded))[kind] == kept(shards(plain))[kind]
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_of_experts_operands_are_rounded_that_are_of_a_tokens_copies():
     found = {n: work(family=Mixtral, routing=Routing(n, 2), precision=Precision(recipe=Int8())) for n in (4, 8)}
     elements = [one.periods[0].rounded_elements for one in found.values()]

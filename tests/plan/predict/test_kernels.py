@@ -67,6 +67,8 @@ def test_kernels_that_are_not_recorded_take_as_long_as_products(name, rng):
     assert Kernels(chip).experts(ExpertsWork(flops, 100, 7, 1e12)) == pytest.approx((once, 2 * once))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_remat_repeats_attention_unless_it_is_kept():
     policies = ("none", "full", ("attention",))
     work = Work.of(program(seq=2048, batch=8, head_dim=128))
@@ -89,6 +91,8 @@ def test_a_ring_moves_more_the_more_steps_it_has():
     assert moved[3] - moved[2] == pytest.approx(2 * (moved[2] - moved[1]))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_rows_that_are_sent_are_put_in_order_twice_as_often():
     work = Work.of(mixture())
     dense = Work.of(mixture()).periods[0]

@@ -40,6 +40,8 @@ def found():
     return scaled((4, 16, 64))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_weak_scaling_keeps_the_sequences_of_a_device_and_strong_scaling_those_of_a_step(found):
     assert [(one.target.devices, one.batch) for one in found.weak] == [(4, 8), (16, 32), (64, 128)]
     assert [(one.target.devices, one.batch) for one in found.strong] == [(4, 32), (16, 32), (64, 32)]
@@ -47,6 +49,8 @@ def test_weak_scaling_keeps_the_sequences_of_a_device_and_strong_scaling_those_o
     assert all(one.tokens == one.batch * 512 for one in (*found.weak, *found.strong))
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_each_point_is_the_best_plan_of_its_own_machine(found):
     for one in (*found.weak, *found.strong):
         own = planner(one.target, int(one.batch)).best(1)[0]

@@ -112,6 +112,8 @@ def test_split_schedules_are_tried_and_win_where_microbatches_are_few(dense):
     assert bubbles[repr(Interleaved(2, split=True))] == min(bubbles.values())
 
 
+@pytest.mark.full
+@pytest.mark.draws(1)
 def test_less_memory_never_makes_a_faster_plan(dense):
     times = [planner(dense, on("h100:8", room)).best(1)[0].seconds.total for room in (10**10, 10**8, 5 * 10**7)]
     assert times == sorted(times)

@@ -119,8 +119,8 @@ def _torch_steps(program: Program, model: Llama, optimizer: AdamW, bfloat16: boo
     torch.set_num_threads(_threads())
     parameters = program.init().parameters
 
-    def losses(**how: bool) -> Losses:
-        step = TorchStep(model, parameters, optimizer, **how)
+    def losses(compiled: bool, bfloat16: bool = False) -> Losses:
+        step = TorchStep(model, parameters, optimizer, compiled=compiled, bfloat16=bfloat16)
         return lambda batch: step(step.place(batch))
 
     steps = {"torch_eager": losses(compiled=False), "torch_compile": losses(compiled=True)}

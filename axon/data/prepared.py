@@ -105,7 +105,7 @@ class Prepared(Protocol):
 
     @property
     def remarked(self) -> Mapping[str, Sequence[str]]:
-        """What is said of some examples, as that they are dropped, and where each of these is."""
+        """Remarks on some examples, as that they are dropped, and where each of these is."""
         ...
 
     def text_bytes(self, batch: Batch) -> np.ndarray | None:

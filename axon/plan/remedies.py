@@ -72,7 +72,8 @@ def _of_slots(program: Program, short: float | None) -> Iterator[str]:
     """The policies under which less waits on a pipeline's stages, and likewise of those that send to the host, each
     with what it is of every stage, and whether that is enough."""
     now, table = program.runtime.execution.remat, stages_of(program).table
-    pools, taken = rows(table)[1], slot_sizes(program).total(rows(table)[1])
+    pools = rows(table)[1]
+    taken = slot_sizes(program).total(pools)
     for kind in _policies(program):
         sizes, least = [(slot_sizes(program, remat=policy), policy) for policy in kind], taken
         for one, policy in sorted(sizes, key=lambda item: -item[0].total(pools)):
@@ -94,7 +95,7 @@ def _of_each(sizes: np.ndarray) -> str:
 
 
 def _policies(program: Program) -> Iterator[list[Any]]:
-    """Those worth trying by name and by names; then those with what goes to the host."""
+    """The policies worth trying by name and by names; then those with what goes to the host."""
     found = policies_of(program)
     yield found
     if program.placement.has_host_memory:

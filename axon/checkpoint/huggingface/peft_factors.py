@@ -57,7 +57,7 @@ class Factors:
 
 
 def factors_of(pieces: Pieces, stored: Mapping[str, ArraySpec], adapted: Collection[str]) -> Factors:
-    """Those of the weights `adapted`, in a model with the arrays `pieces`; `stored`: our parameters with the factors.
+    """Factors of the weights `adapted`, in a model with the arrays `pieces`; `stored`: our parameters with them.
 
     Raises `UserError` for a weight that is no matrix of their files.
     """

@@ -20,6 +20,9 @@ from axon.precision.microscaling import E2M1_CODES
 
 BLOCK = Kind("two sizes", lambda value: type(value) is list and len(value) == 2 and all(map(SIZE.accepts, value)))
 
+FP8_BLOCK = [128, 128]
+"""The `weight_block_size` of FP8 where a config.json says none."""
+
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight columns is among the eight codes of an integer, the lowest first."""
 
@@ -110,14 +113,14 @@ class FP8(Method):
     `weight_block_size` of null one scale is all of a weight's."""
 
     endings = ("_scale_inv", "")
-    fields = MappingProxyType({"weight_block_size": (BLOCK | NULL, [128, 128]), "expert_dtype": (one_of("fp8"), "fp8")})
+    fields = MappingProxyType({"weight_block_size": (BLOCK | NULL, FP8_BLOCK), "expert_dtype": (one_of("fp8"), "fp8")})
 
     def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
         return parts.shape("")
 
     def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
         values, scales = (parts.read(part).astype(np.float32) for part in ("", "_scale_inv"))
-        tall, wide = config.get("weight_block_size", [128, 128]) or values.shape
+        tall, wide = config.get("weight_block_size", FP8_BLOCK) or values.shape
         scales = np.repeat(np.repeat(scales.reshape(-1, *scales.shape[1:] or (1,)), tall, axis=0), wide, axis=1)
         return values * scales[: values.shape[0], : values.shape[1]]
 

@@ -21,7 +21,7 @@ E4M3 = jnp.float8_e4m3fn
 MOST = float(jnp.finfo(E4M3).max)
 
 PRODUCTS = "fp8 in attention"
-"""What a chip must have, as `axon.chips.Chip.products` calls it."""
+"""The products that a chip must have, as `axon.chips.Chip.products` calls them."""
 
 QUERIES = 128
 """Queries of a head that share a scale."""
@@ -53,8 +53,8 @@ def emulated_operands(q: Array, k: Array, v: Array) -> tuple[Array, ...]:
 
 
 def whole(top: Array) -> Array:
-    """What weights are powers below, of a row's greatest score in base 2: the least whole number that is no less, and 8
-    off it, so that weights are at most 2⁸."""
+    """The exponent below which weights are powers, of a row's greatest score in base 2: the least whole number that is
+    no less, and 8 off it, so that weights are at most 2⁸."""
     return jnp.ceil(top) - 8
 
 

@@ -214,7 +214,7 @@ class _Kernel(NamedTuple):
         meet(self.state, self.columns, self.config, q, of_keys, masked * size)
 
     def scales(self, pair: Pair, blocks: int) -> Scales | None:
-        """Of the tile's rows, and of so many blocks from the pair's on."""
+        """Scales of the tile's rows, and of so many blocks from the pair's on."""
         if self.x.scales is None:
             return None
         (of_q, of_k, of_v), grid = self.x.scales, self.cut.grid

@@ -48,7 +48,7 @@ def capped(found: Array, config: AttentionConfig) -> tuple[Array, Array | None]:
 
 
 def factor(config: AttentionConfig) -> float:
-    """What products q·k are multiplied by before `bent`."""
+    """The factor of products q·k before `bent`."""
     return config.scale * (LOG2E if config.soft_cap is None else 1 / config.soft_cap)
 
 

@@ -131,12 +131,12 @@ def meet(state: State, columns: Columns, config: AttentionConfig, q: Array, keys
 
 
 def _top(scores: Array, config: AttentionConfig) -> Array:
-    """What weights are powers below, where these are the greatest scores."""
+    """The exponent below which weights are powers, where these are the greatest scores."""
     return scores if config.products is None else whole(scores)
 
 
 def _scores(q: Array, keys: Keys, config: AttentionConfig) -> list[Array]:
-    """Of each 128 keys, `rows 128`, in base 2."""
+    """Scores of each 128 keys, `rows 128`, in base 2."""
     products = matmul(q, keys.k, (1, 1))
     lanes = [slice(lane, lane + LANES) for lane in range(0, products.shape[1], LANES)]
     if keys.scales is None:
